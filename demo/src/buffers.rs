@@ -55,7 +55,7 @@ fn take(device: &Path) -> Result<Buffers> {
     let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
     let node: i64 = text.trim().parse().with_context(|| format!("{}: {text:?}", file.display()))?;
     let online = fs::read_to_string("/sys/devices/system/cpu/online").context("online CPUs")?;
-    let cpus: vnuma_topology::CpuSet = online.parse().context("/sys/devices/system/cpu/online")?;
+    let cpus: vnuma_model::CpuSet = online.parse().context("/sys/devices/system/cpu/online")?;
     let pagemap = File::open("/proc/self/pagemap").context("/proc/self/pagemap")?;
     let mut arena = Arena::new(cpus.len() * PAGES_PER_CPU)?;
     let mut pages = Vec::new();

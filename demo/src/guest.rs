@@ -58,7 +58,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
 
 fn run_all(seconds: u64) -> Result<()> {
     let online = std::fs::read_to_string("/sys/devices/system/cpu/online").context("online CPUs")?;
-    let cpus: vnuma_topology::CpuSet = online.parse().context("/sys/devices/system/cpu/online")?;
+    let cpus: vnuma_model::CpuSet = online.parse().context("/sys/devices/system/cpu/online")?;
     let mut children: Vec<Child> = Vec::new();
     let mut inputs = HashMap::new();
     for cpu in cpus.iter() {

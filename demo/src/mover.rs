@@ -8,8 +8,8 @@ use anyhow::{Context, Result, ensure};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
+use vnuma_model::CpuSet;
 use vnuma_scenario::{home_nodes, vcpu_threads};
-use vnuma_topology::CpuSet;
 
 #[derive(clap::Args)]
 pub struct Arguments {

@@ -17,11 +17,11 @@ use std::{
 };
 use vnuma_api::ApiError;
 use vnuma_daemon::{BackendFactory, Config};
-use vnuma_host::location::Prefer;
 use vnuma_hypervisor::{
     ObservedVcpus, Plugged, VmBackend, VmCandidate, VmConnection, VmError, VmEvent, VmHandle,
 };
-use vnuma_topology::{GuestNode, Vcpu, VmDescription};
+use vnuma_model::{GuestNode, Vcpu, VmDescription};
+use vnuma_observe::location::Prefer;
 
 /// Only a limit for tests that hang.
 const HANG_LIMIT: Duration = Duration::from_secs(15);

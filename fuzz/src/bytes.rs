@@ -9,7 +9,7 @@ use std::{
 use vnuma_abi_bpf::{AFFINITY, EXITED, MIGRATED, VcpuEvent};
 use vnuma_abi_topology_channel::ivshmem::VECTORS;
 use vnuma_channel_model::GuestEnd;
-use vnuma_host::{
+use vnuma_observe::{
     location::{LocationKind, parse_record},
     parse_uevent,
 };

@@ -14,7 +14,7 @@ use vnuma_channel::{
     publish::{WORD, header, publication},
 };
 use vnuma_channel_model::{GuestEnd, ReadError, Topology, read};
-use vnuma_topology::DistanceMatrix;
+use vnuma_model::DistanceMatrix;
 
 const WORDS: usize = REGION_SIZE / WORD;
 

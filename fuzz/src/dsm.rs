@@ -2,7 +2,7 @@
 
 use crate::expect_clear;
 use vnuma_abi_dsm_wire::{Body, Contents, Delta, HEADER, Header, Hello, Kind, PAGE_SIZE, diff, encode};
-use vnuma_dsm::{Epoch, Event, Frame, Managers, Message, Node, NodeId, NodeSet, Options, PageId};
+use vnuma_coherence::{Epoch, Event, Frame, Managers, Message, Node, NodeId, NodeSet, Options, PageId};
 
 /// Frames in a row, as a connection reads them: what was decoded encodes to the same bytes, a length is within its limit, a
 /// difference stays inside a page.
@@ -74,7 +74,7 @@ pub fn node(input: &[u8]) {
         commands.clear();
         now += 1000;
         node.step(now, event, &mut commands);
-        for (to, message) in commands.iter().filter_map(vnuma_dsm::Command::sends) {
+        for (to, message) in commands.iter().filter_map(vnuma_coherence::Command::sends) {
             assert!(to.0 < NODES && to.0 != own, "to node {}: {message:?}", to.0);
         }
     }

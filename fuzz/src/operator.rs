@@ -3,7 +3,7 @@
 use crate::{expect_clear, expect_plain};
 use std::{ffi::OsStr, os::unix::ffi::OsStrExt, path::Path, time::Duration};
 use vnuma_daemon::Config;
-use vnuma_placement::scheduling::Policy;
+use vnuma_policy::scheduling::Policy;
 use vnumactl::{Answer, replay};
 
 /// What was accepted is in its range; a refusal names the file and a line that it has.

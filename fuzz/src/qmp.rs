@@ -21,7 +21,7 @@ use std::{
     time::Duration,
 };
 use vnuma_hypervisor::{QmpBackend, VmBackend, VmConnection, VmError, VmHandle, check_name};
-use vnuma_topology::VmDescription;
+use vnuma_model::VmDescription;
 
 const GREETING: &str = r#"{"QMP": {"version": {}, "capabilities": ["oob"]}}"#;
 

@@ -3,11 +3,11 @@
 use crate::{expect_clear, scratch};
 use nix::{sys::stat::Mode, unistd::mkfifo};
 use std::{collections::BTreeSet, fs, io, os::unix::fs::symlink, path::Path, sync::Mutex};
-use vnuma_host::{
+use vnuma_model::{CpuSet, HostTopology};
+use vnuma_observe::{
     SysfsError, read_host_topology, read_pci_functions,
     sysfs::{nics_behind, read_interfaces},
 };
-use vnuma_topology::{CpuSet, HostTopology};
 
 /// Most files of an input.
 const FILES: usize = 128;

@@ -6,9 +6,9 @@ use std::{
     path::Path,
     sync::{Mutex, OnceLock, PoisonError},
 };
-use vnuma_allocation::reservation::file;
 use vnuma_channel::{Channel, Identity};
 use vnuma_daemon::{parse_masks, parse_record};
+use vnuma_placement::reservation::file;
 
 /// A channel that this process holds, as a hypervisor does, and its identity.
 struct Held {

@@ -2,13 +2,13 @@
 
 use crate::{expect_clear, expect_plain};
 use std::{collections::BTreeSet, fmt::Debug};
-use vnuma_host::{
+use vnuma_hypervisor::{check_name, numa, resident};
+use vnuma_model::{CpuSet, MemoryBacking};
+use vnuma_observe::{
     devices::{DeviceFile, device_file},
     sysfs::{parse, pci_ids},
 };
-use vnuma_hypervisor::{check_name, numa, resident};
 use vnuma_process::procfs;
-use vnuma_topology::{CpuSet, MemoryBacking};
 
 /// A value that was accepted reads back as itself once it is printed; the message of a refusal is clear.
 #[track_caller]
@@ -66,7 +66,7 @@ pub fn sysfs_value(input: &[u8]) {
     let limit =
         |limit: &Option<u64>| limit.map_or("max 1000\n".to_owned(), |limit| format!("{limit} 1000\n"));
     reads_back(parse::cpu_max, limit, &text);
-    if vnuma_topology::is_pci_address(&text) {
+    if vnuma_model::is_pci_address(&text) {
         assert!(text.bytes().all(|b| b.is_ascii_hexdigit() || b == b':' || b == b'.'), "{text:?}");
         assert!(!text.contains("..") && text.len() <= 16, "{text:?}");
     }
@@ -123,7 +123,7 @@ pub fn proc(input: &[u8]) {
         let file = procfs::OpenFile { fd: 3, path: path.to_owned(), number: None };
         match device_file(&file, || text.to_string()) {
             Some(DeviceFile::VfioAddress(address)) => {
-                assert!(vnuma_topology::is_pci_address(&address), "{address:?}")
+                assert!(vnuma_model::is_pci_address(&address), "{address:?}")
             }
             Some(DeviceFile::Tap(name)) => assert!(!name.contains('\n') && text.contains(&name), "{name:?}"),
             _ => {}

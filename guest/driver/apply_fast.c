@@ -296,7 +296,7 @@ static bool have_levels(void)
 	return true;
 }
 
-static bool find_move(const struct vnuma_topology *topology, int cpu,
+static bool find_move(const struct vnuma_model *topology, int cpu,
 		      struct vnuma_move *move)
 {
 	move->cpu = cpu;
@@ -309,7 +309,7 @@ static bool find_move(const struct vnuma_topology *topology, int cpu,
  * @moved: also those that are offline.
  * Return: whether a CPU that the scheduler knows moved.
  */
-static bool change_maps(const struct vnuma_topology *topology,
+static bool change_maps(const struct vnuma_model *topology,
 			struct cpumask *moved)
 {
 	struct vnuma_move move;
@@ -396,8 +396,8 @@ struct changes {
 	bool distances;
 };
 
-static int change_locked(struct vnuma_topology *topology,
-			 struct vnuma_topology **old, struct changes *changes,
+static int change_locked(struct vnuma_model *topology,
+			 struct vnuma_model **old, struct changes *changes,
 			 struct vnuma_reason *why)
 {
 	int err = vnuma_topology_check(topology, why);
@@ -432,8 +432,8 @@ static int change_locked(struct vnuma_topology *topology,
  *
  * Return: 0, or -errno with nothing changed.
  */
-int vnuma_fast_apply(struct vnuma_topology *topology,
-		     struct vnuma_topology **old, struct vnuma_reason *why)
+int vnuma_fast_apply(struct vnuma_model *topology,
+		     struct vnuma_model **old, struct vnuma_reason *why)
 {
 	struct vnuma_rseq_running running;
 	struct changes changes = { };

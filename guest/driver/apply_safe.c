@@ -138,7 +138,7 @@ static int check_caches(int cpu, struct vnuma_reason *why)
 	return 0;
 }
 
-static int check(const struct vnuma_topology *topology,
+static int check(const struct vnuma_model *topology,
 		 struct vnuma_reason *why)
 {
 	int err = vnuma_topology_check(topology, why);
@@ -214,7 +214,7 @@ static void count_unapplied(struct vnuma_unapplied *unapplied, int cpu, int err)
 	unapplied->error = err;
 }
 
-static void move_unapplied(const struct vnuma_topology *topology,
+static void move_unapplied(const struct vnuma_model *topology,
 			   struct vnuma_unapplied *unapplied)
 {
 	int cpu, err;
@@ -264,8 +264,8 @@ bool vnuma_safe_has_offline(void)
  * Return: 0, or -errno with nothing changed.
  */
 int vnuma_safe_apply(struct workqueue_struct *queue,
-		     struct vnuma_topology *topology,
-		     struct vnuma_topology **old,
+		     struct vnuma_model *topology,
+		     struct vnuma_model **old,
 		     struct vnuma_unapplied *unapplied,
 		     struct vnuma_reason *why)
 {

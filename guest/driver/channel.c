@@ -161,7 +161,7 @@ static bool is_inside(const struct section *section, u32 offset, u64 size)
 }
 
 static int copy_nodes(const struct section *section,
-		      struct vnuma_topology *topology, struct vnuma_reason *why)
+		      struct vnuma_model *topology, struct vnuma_reason *why)
 {
 	struct vnuma_tc_nodes nodes;
 	u32 nr, from;
@@ -185,7 +185,7 @@ static int copy_nodes(const struct section *section,
 }
 
 static int copy_vcpus(const struct section *section,
-		      struct vnuma_topology *topology, struct vnuma_reason *why)
+		      struct vnuma_model *topology, struct vnuma_reason *why)
 {
 	struct vnuma_tc_vcpus vcpus;
 	u32 nr, size, i;
@@ -217,7 +217,7 @@ static int copy_vcpus(const struct section *section,
 }
 
 static int copy_devices(const struct section *section,
-			struct vnuma_topology *topology,
+			struct vnuma_model *topology,
 			struct vnuma_reason *why)
 {
 	struct vnuma_tc_devices devices;
@@ -256,7 +256,7 @@ static int copy_devices(const struct section *section,
 static const struct {
 	struct vnuma_tc_supported_section section;
 	int (*copy)(const struct section *section,
-		    struct vnuma_topology *topology, struct vnuma_reason *why);
+		    struct vnuma_model *topology, struct vnuma_reason *why);
 } readers[] = {
 	{ { VNUMA_TC_SECTION_NODES, VNUMA_TC_NODES_VERSION }, copy_nodes },
 	{ { VNUMA_TC_SECTION_VCPUS, VNUMA_TC_VCPUS_VERSION }, copy_vcpus },
@@ -264,7 +264,7 @@ static const struct {
 };
 
 static int copy_section(const struct section *section,
-			struct vnuma_topology *topology,
+			struct vnuma_model *topology,
 			struct vnuma_reason *why)
 {
 	const struct vnuma_tc_section *head = &section->head;
@@ -283,7 +283,7 @@ static int copy_section(const struct section *section,
 
 static int copy_sections(const struct vnuma_channel *channel, size_t at,
 			 const struct vnuma_tc_slot *slot,
-			 struct vnuma_topology *topology,
+			 struct vnuma_model *topology,
 			 struct vnuma_reason *why)
 {
 	size_t end = at + slot->length;
@@ -323,7 +323,7 @@ static int copy_sections(const struct vnuma_channel *channel, size_t at,
  */
 static int copy_slot(const struct vnuma_channel *channel,
 		     const struct vnuma_tc_header *header,
-		     struct vnuma_topology *topology, struct vnuma_reason *why)
+		     struct vnuma_model *topology, struct vnuma_reason *why)
 {
 	const size_t at = header->slot_offset[topology->generation & 1];
 	struct vnuma_tc_slot slot;
@@ -357,7 +357,7 @@ static int copy_slot(const struct vnuma_channel *channel,
 
 static int copy_published(const struct vnuma_channel *channel,
 			  const struct vnuma_tc_header *header,
-			  struct vnuma_topology *topology,
+			  struct vnuma_model *topology,
 			  struct vnuma_reason *why)
 {
 	int try, err;
@@ -384,7 +384,7 @@ static int compare_vcpus(const void *a, const void *b)
 	return left < right ? -1 : left > right;
 }
 
-static int check_vcpus(struct vnuma_topology *topology,
+static int check_vcpus(struct vnuma_model *topology,
 		       struct vnuma_reason *why)
 {
 	struct vnuma_tc_vcpu *vcpu = topology->vcpu;
@@ -413,7 +413,7 @@ static int compare_devices(const void *a, const void *b)
 	return left < right ? -1 : left > right;
 }
 
-static int check_devices(struct vnuma_topology *topology,
+static int check_devices(struct vnuma_model *topology,
 			 struct vnuma_reason *why)
 {
 	struct vnuma_tc_device *device = topology->device;
@@ -444,7 +444,7 @@ static int check_devices(struct vnuma_topology *topology,
  * Two guest nodes can have one home, so 10 is valid between different nodes. The
  * kernel has narrower needs, see obstacle() of distances.c.
  */
-static int check_distances(const struct vnuma_topology *topology,
+static int check_distances(const struct vnuma_model *topology,
 			   struct vnuma_reason *why)
 {
 	u32 from, to;
@@ -475,7 +475,7 @@ static int check_distances(const struct vnuma_topology *topology,
  * is too old for, -EBADMSG for the slot.
  */
 int vnuma_channel_read(struct vnuma_channel *channel,
-		       struct vnuma_topology *topology,
+		       struct vnuma_model *topology,
 		       struct vnuma_reason *why)
 {
 	struct vnuma_tc_header header;

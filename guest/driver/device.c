@@ -83,7 +83,7 @@ static void send_uevent(u64 generation);
  */
 void vnuma_device_report(const struct vnuma_report *report)
 {
-	const struct vnuma_topology *topology = report->topology;
+	const struct vnuma_model *topology = report->topology;
 
 	cpus_read_lock();
 	begin_write();

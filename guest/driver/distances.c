@@ -22,7 +22,7 @@
 static bool applied;
 
 /* Nodes that both the host and this guest have. */
-static nodemask_t common_nodes(const struct vnuma_topology *topology)
+static nodemask_t common_nodes(const struct vnuma_model *topology)
 {
 	nodemask_t nodes = NODE_MASK_NONE;
 	int node;
@@ -37,7 +37,7 @@ static nodemask_t common_nodes(const struct vnuma_topology *topology)
  * vnuma_distances_differ - does the host publish other distances than the kernel has?
  * @topology: checked publication
  */
-bool vnuma_distances_differ(const struct vnuma_topology *topology)
+bool vnuma_distances_differ(const struct vnuma_model *topology)
 {
 	nodemask_t nodes = common_nodes(topology);
 	int from, to;
@@ -51,7 +51,7 @@ bool vnuma_distances_differ(const struct vnuma_topology *topology)
 }
 
 /* Why the kernel cannot have these distances, or NULL. */
-static const char *obstacle(const struct vnuma_topology *topology)
+static const char *obstacle(const struct vnuma_model *topology)
 {
 	nodemask_t nodes = common_nodes(topology);
 	int from, to;
@@ -82,7 +82,7 @@ static const char *obstacle(const struct vnuma_topology *topology)
  * Call with sched_domains_mutex held. Return: whether it was changed, so that what is
  * derived from it must be built again.
  */
-bool vnuma_distances_write(const struct vnuma_topology *topology)
+bool vnuma_distances_write(const struct vnuma_model *topology)
 {
 	nodemask_t nodes = common_nodes(topology);
 	int from, to, count;
@@ -117,7 +117,7 @@ void vnuma_distances_rebuild_zonelists(void)
  * vnuma_distances_state - VNUMA_GD_DISTANCES_* of the current publication
  * @topology: current publication
  */
-u32 vnuma_distances_state(const struct vnuma_topology *topology)
+u32 vnuma_distances_state(const struct vnuma_model *topology)
 {
 	if (vnuma_distances_differ(topology))
 		return VNUMA_GD_DISTANCES_UNSUPPORTED;

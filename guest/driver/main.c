@@ -67,7 +67,7 @@ static u64 applied_generation;
 static u64 partial_generation;
 static u32 partial_cpus;
 /* What is read into; becomes current when it is accepted. One update at a time uses it. */
-static struct vnuma_topology *next;
+static struct vnuma_model *next;
 /* PCI devices that came or went since the module was loaded. */
 static atomic64_t device_changes;
 /* Safe mode only. */
@@ -111,7 +111,7 @@ static void announce(struct vnuma *vnuma)
 }
 
 /* Drops update_mutex while CPUs move, so that the device can go meanwhile. */
-static int apply_safely(struct vnuma_topology **old,
+static int apply_safely(struct vnuma_model **old,
 			struct vnuma_report *report, struct vnuma_reason *why)
 {
 	int err;
@@ -122,7 +122,7 @@ static int apply_safely(struct vnuma_topology **old,
 	return err;
 }
 
-static int read_and_apply(struct vnuma *vnuma, struct vnuma_topology **old,
+static int read_and_apply(struct vnuma *vnuma, struct vnuma_model **old,
 			  struct vnuma_report *report,
 			  struct vnuma_reason *why)
 {
@@ -207,7 +207,7 @@ static void accept(struct vnuma *vnuma, struct vnuma_report *report)
 static void update(void)
 {
 	struct vnuma_report report = { };
-	struct vnuma_topology *old = NULL;
+	struct vnuma_model *old = NULL;
 	struct vnuma_reason why;
 	unsigned int binding;
 
@@ -475,9 +475,9 @@ static int choose_mode(void)
 	return 0;
 }
 
-static struct vnuma_topology *set_topology(struct vnuma_topology *topology)
+static struct vnuma_model *set_topology(struct vnuma_model *topology)
 {
-	struct vnuma_topology *old;
+	struct vnuma_model *old;
 
 	cpus_read_lock();
 	old = vnuma_topology_set_current(topology);
@@ -488,7 +488,7 @@ static struct vnuma_topology *set_topology(struct vnuma_topology *topology)
 /* The driver is registered no more, so nothing is bound and no update comes after this. */
 static void stop(void)
 {
-	struct vnuma_topology *last;
+	struct vnuma_model *last;
 
 	vnuma_pci_nodes_exit();
 	cancel_work_sync(&devices_work);
@@ -543,7 +543,7 @@ device:
 
 static int __init vnuma_init(void)
 {
-	struct vnuma_topology *first;
+	struct vnuma_model *first;
 	int err = choose_mode();
 
 	if (err)

@@ -140,7 +140,7 @@ static void set_as_told(struct pci_dev *pdev)
  * vnuma_pci_nodes_apply - set the nodes of all devices that are published
  * @topology: checked; its nodes are online
  */
-void vnuma_pci_nodes_apply(const struct vnuma_topology *topology)
+void vnuma_pci_nodes_apply(const struct vnuma_model *topology)
 {
 	struct pci_dev *pdev = NULL;
 	u32 i;

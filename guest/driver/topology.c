@@ -12,7 +12,7 @@
 #include "vnuma.h"
 
 /* Changed with cpus_read_lock() held, so stable in CPU hotplug callbacks. */
-static struct vnuma_topology *current_topology;
+static struct vnuma_model *current_topology;
 
 static int compare_apic_id(const void *key, const void *element)
 {
@@ -30,7 +30,7 @@ static int compare_apic_id(const void *key, const void *element)
  * Return: a node below nr_nodes, or NUMA_NO_NODE if the host does not name this
  * CPU, which then stays where it is.
  */
-int vnuma_topology_node(const struct vnuma_topology *topology, int cpu)
+int vnuma_topology_node(const struct vnuma_model *topology, int cpu)
 {
 	u32 apic_id = cpu_physical_id(cpu);
 	const struct vnuma_tc_vcpu *vcpu;
@@ -47,7 +47,7 @@ int vnuma_topology_node(const struct vnuma_topology *topology, int cpu)
  * @topology: may be NULL
  * @cpu: a possible CPU
  */
-bool vnuma_topology_is_unapplied(const struct vnuma_topology *topology, int cpu)
+bool vnuma_topology_is_unapplied(const struct vnuma_model *topology, int cpu)
 {
 	int node = vnuma_topology_node(topology, cpu);
 
@@ -68,7 +68,7 @@ int vnuma_topology_count_unapplied(void)
 	return count;
 }
 
-static int node_after(const struct vnuma_topology *topology, int cpu)
+static int node_after(const struct vnuma_model *topology, int cpu)
 {
 	int node = vnuma_topology_node(topology, cpu);
 
@@ -85,7 +85,7 @@ static int count_nodes_of(int cpu)
 	return count;
 }
 
-static int check_online_cpu(const struct vnuma_topology *topology, int cpu,
+static int check_online_cpu(const struct vnuma_model *topology, int cpu,
 			    struct vnuma_reason *why)
 {
 	int node = node_after(topology, cpu);
@@ -123,7 +123,7 @@ static int check_device(const struct vnuma_tc_device *device,
  * All is checked before anything is changed, so that a refused publication leaves
  * the old topology whole. Call with cpus_read_lock() held.
  */
-int vnuma_topology_check(const struct vnuma_topology *topology,
+int vnuma_topology_check(const struct vnuma_model *topology,
 			 struct vnuma_reason *why)
 {
 	int cpu, err;
@@ -158,7 +158,7 @@ int vnuma_topology_check(const struct vnuma_topology *topology,
  *
  * Call with cpus_read_lock() held or from a hotplug callback.
  */
-const struct vnuma_topology *vnuma_topology_current(void)
+const struct vnuma_model *vnuma_topology_current(void)
 {
 	return current_topology;
 }
@@ -169,10 +169,10 @@ const struct vnuma_topology *vnuma_topology_current(void)
  *
  * Call with cpus_read_lock() held. Return: the one before, no longer in use.
  */
-struct vnuma_topology *
-vnuma_topology_set_current(struct vnuma_topology *topology)
+struct vnuma_model *
+vnuma_topology_set_current(struct vnuma_model *topology)
 {
-	struct vnuma_topology *old = current_topology;
+	struct vnuma_model *old = current_topology;
 
 	current_topology = topology;
 	return old;

@@ -49,7 +49,7 @@ struct vnuma_reason {
 })
 
 /**
- * struct vnuma_topology - a publication of the host, copied and then checked
+ * struct vnuma_model - a publication of the host, copied and then checked
  * @generation: never 0
  * @nr_nodes: 1 to VNUMA_TC_MAX_NODES
  * @nr_vcpus: 1 to VNUMA_TC_MAX_VCPUS
@@ -59,7 +59,7 @@ struct vnuma_reason {
  * @vcpu: sorted by APIC id, which are unique; every node is below @nr_nodes
  * @device: sorted by address, which are unique; every node is below @nr_nodes
  */
-struct vnuma_topology {
+struct vnuma_model {
 	u64 generation;
 	u32 nr_nodes;
 	u32 nr_vcpus;
@@ -117,7 +117,7 @@ extern u32 vnuma_mode;	/* VNUMA_GD_MODE_*, set before anything else is used */
 bool vnuma_channel_has_magic(const struct vnuma_channel *channel);
 u64 vnuma_channel_generation(const struct vnuma_channel *channel);
 int vnuma_channel_read(struct vnuma_channel *channel,
-		       struct vnuma_topology *topology,
+		       struct vnuma_model *topology,
 		       struct vnuma_reason *why);
 bool vnuma_channel_announce(const struct vnuma_channel *channel, u32 mode);
 void vnuma_channel_leave(const struct vnuma_channel *channel);
@@ -129,14 +129,14 @@ void vnuma_channel_count_devices(const struct vnuma_channel *channel,
 				 u64 changes);
 
 /* topology.c */
-int vnuma_topology_node(const struct vnuma_topology *topology, int cpu);
-bool vnuma_topology_is_unapplied(const struct vnuma_topology *topology, int cpu);
+int vnuma_topology_node(const struct vnuma_model *topology, int cpu);
+bool vnuma_topology_is_unapplied(const struct vnuma_model *topology, int cpu);
 int vnuma_topology_count_unapplied(void);
-int vnuma_topology_check(const struct vnuma_topology *topology,
+int vnuma_topology_check(const struct vnuma_model *topology,
 			 struct vnuma_reason *why);
-const struct vnuma_topology *vnuma_topology_current(void);
-struct vnuma_topology *
-vnuma_topology_set_current(struct vnuma_topology *topology);
+const struct vnuma_model *vnuma_topology_current(void);
+struct vnuma_model *
+vnuma_topology_set_current(struct vnuma_model *topology);
 
 /* hotplug.c */
 int vnuma_hotplug_init(void);
@@ -224,8 +224,8 @@ void vnuma_maps_switch(void);
 /* apply_safe.c */
 struct workqueue_struct;
 int vnuma_safe_apply(struct workqueue_struct *queue,
-		     struct vnuma_topology *topology,
-		     struct vnuma_topology **old,
+		     struct vnuma_model *topology,
+		     struct vnuma_model **old,
 		     struct vnuma_unapplied *unapplied,
 		     struct vnuma_reason *why);
 void vnuma_safe_came_online(int cpu, int node);
@@ -241,8 +241,8 @@ void vnuma_affinities_cancel(void);
 void vnuma_affinities_finish(void);
 
 /* apply_fast.c */
-int vnuma_fast_apply(struct vnuma_topology *topology,
-		     struct vnuma_topology **old, struct vnuma_reason *why);
+int vnuma_fast_apply(struct vnuma_model *topology,
+		     struct vnuma_model **old, struct vnuma_reason *why);
 void vnuma_fast_set_offline(int cpu, int node);
 void vnuma_fast_forget_levels(void);
 void vnuma_fast_init(void);
@@ -260,10 +260,10 @@ static inline void vnuma_debug_files_finish(void) {}
 #endif
 
 /* distances.c */
-bool vnuma_distances_differ(const struct vnuma_topology *topology);
-bool vnuma_distances_write(const struct vnuma_topology *topology);
+bool vnuma_distances_differ(const struct vnuma_model *topology);
+bool vnuma_distances_write(const struct vnuma_model *topology);
 void vnuma_distances_rebuild_zonelists(void);
-u32 vnuma_distances_state(const struct vnuma_topology *topology);
+u32 vnuma_distances_state(const struct vnuma_model *topology);
 
 /* rseq.c */
 #define VNUMA_RSEQ_RUNNING	16
@@ -285,7 +285,7 @@ void vnuma_rseq_came_online(int cpu);
 /* pci_nodes.c */
 int vnuma_pci_nodes_init(void (*changed)(void));
 void vnuma_pci_nodes_exit(void);
-void vnuma_pci_nodes_apply(const struct vnuma_topology *topology);
+void vnuma_pci_nodes_apply(const struct vnuma_model *topology);
 void vnuma_pci_nodes_restore(void);
 u32 vnuma_pci_nodes_count(void);
 
@@ -305,7 +305,7 @@ void vnuma_autonuma_exit(void);
  * @unapplied: CPUs that are not on the node of the topology
  */
 struct vnuma_report {
-	const struct vnuma_topology *topology;
+	const struct vnuma_model *topology;
 	int error;
 	ktime_t interrupt;
 	struct vnuma_unapplied unapplied;

@@ -7,7 +7,7 @@ use crate::{
 };
 use vnuma_daemon::core::event::{Event, Report, Request};
 use vnuma_hypervisor::VmError;
-use vnuma_placement::world::StopReason;
+use vnuma_policy::world::StopReason;
 
 /// Something that happens again and again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -25,12 +25,12 @@ use migration::Migrations;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use vnuma_api as api;
 use vnuma_daemon::core::event::{Ask, Command, Event, Made, MaskOrder, Report, Request};
-use vnuma_placement::{
+use vnuma_model::{
+    ApicId, GuestNodeId, HostNodeId, HostTopology, PciAddress, Vcpu, VcpuLocation, VmDescription, VmDevice,
+};
+use vnuma_policy::{
     Publication, SettlePolicy,
     world::{ConnectionId, HostReading, RequestId, VmId},
-};
-use vnuma_topology::{
-    ApicId, GuestNodeId, HostNodeId, HostTopology, PciAddress, Vcpu, VcpuLocation, VmDescription, VmDevice,
 };
 
 const SECOND_NS: u64 = 1_000_000_000;
@@ -104,7 +104,7 @@ struct Channel {
     /// When the core was told that it is open.
     since_ns: u64,
     published: BTreeMap<ApicId, GuestNodeId>,
-    distances: vnuma_topology::DistanceMatrix,
+    distances: vnuma_model::DistanceMatrix,
     devices: Vec<(PciAddress, GuestNodeId)>,
     times: VecDeque<u64>,
 }
@@ -614,7 +614,7 @@ impl Checker {
         (pid, tid): (i32, i32),
         vcpu: ApicId,
         node: HostNodeId,
-        cpus: &vnuma_topology::CpuSet,
+        cpus: &vnuma_model::CpuSet,
     ) {
         let described = self.vms.get(&vm).is_none_or(|view| {
             view.pid == pid && view.vcpus.get(&vcpu).is_some_and(|known| known.tid == tid)
@@ -648,7 +648,7 @@ impl Checker {
         self.apart(vm, pid, *vcpu);
     }
 
-    fn following(&mut self, vm: VmId, pid: i32, vcpus: &[i32], cpus: Option<&vnuma_topology::CpuSet>) {
+    fn following(&mut self, vm: VmId, pid: i32, vcpus: &[i32], cpus: Option<&vnuma_model::CpuSet>) {
         let described = self.vms.get(&vm).is_none_or(|view| {
             let known = view.vcpus.values().map(|vcpu| vcpu.tid);
             view.pid == pid && known.filter(|tid| !vcpus.contains(tid)).count() == 0

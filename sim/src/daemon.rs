@@ -6,9 +6,9 @@ use vnuma_daemon::core::{
     Core,
     event::{Ask, Event, MaskOrder, Report},
 };
-use vnuma_placement::world::{ConnectionId, StopReason, VmId};
+use vnuma_model::{ApicId, CpuSet, HostNodeId};
+use vnuma_policy::world::{ConnectionId, StopReason, VmId};
 use vnuma_process::ActError;
-use vnuma_topology::{ApicId, CpuSet, HostNodeId};
 
 /// What a connection's worker is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

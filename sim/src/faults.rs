@@ -6,7 +6,7 @@ use vnuma_daemon::core::{
     Refusal,
     event::{Ask, Command, Event, Report},
 };
-use vnuma_placement::{Publication, SettlePolicy, world::VmId};
+use vnuma_policy::{Publication, SettlePolicy, world::VmId};
 
 /// What a buggy core would do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]

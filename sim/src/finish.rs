@@ -220,7 +220,7 @@ impl Simulation {
 
 /// What is wrong with how a vCPU is shown, when all is quiet.
 fn check_vcpu(
-    host: &vnuma_topology::HostTopology,
+    host: &vnuma_model::HostTopology,
     homes: &truth::Homes,
     machine: &Machine,
     vcpu: &api::Vcpu,

@@ -7,14 +7,14 @@ use crate::{
 };
 use std::collections::BTreeMap;
 use vnuma_daemon::core::event::{Event, Request};
-use vnuma_placement::{
+use vnuma_model::{BackingMapping, GuestNodeId};
+use vnuma_policy::{
     hotness::{Hotness, Region},
     repatriation::MemoryPolicy,
     residency::{AreaSample, Found, Keeps, MemoryArea, MemoryObservation, PageKind},
     scheduling::memory::MoveMemory,
     world::{MemoryMoved, VmId},
 };
-use vnuma_topology::{BackingMapping, GuestNodeId};
 
 /// Pages of a guest node that are looked at.
 const SAMPLES: u64 = 1000;

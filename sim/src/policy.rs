@@ -7,12 +7,12 @@ use crate::{
 };
 use std::sync::Arc;
 use vnuma_daemon::core::event::{Event, Followed, MaskOrder, Request};
-use vnuma_placement::{
+use vnuma_model::{ApicId, CpuSet};
+use vnuma_policy::{
     scheduling::{CpuSample, Policy, entitlement::CpuGroup},
     world::{Accesses, Counted, HostReading, VcpuReading, VmReading},
 };
 use vnuma_process::ActError;
-use vnuma_topology::{ApicId, CpuSet};
 
 /// Length of a period.
 const PERIOD: u64 = 2 * SECOND;

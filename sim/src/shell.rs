@@ -11,7 +11,7 @@ use vnuma_daemon::core::{
     event::{Ask, Candidate, Command, Event, Report},
 };
 use vnuma_hypervisor::VmError;
-use vnuma_placement::{
+use vnuma_policy::{
     Publication,
     world::{ConnectionId, VmId},
 };

@@ -17,7 +17,7 @@ use vnuma_daemon::core::{
     Core,
     event::{Command, Event, Report},
 };
-use vnuma_placement::{
+use vnuma_policy::{
     Policies, SettlePolicy,
     scheduling::Policy,
     world::{ConnectionId, RequestId, VmId},

@@ -2,7 +2,7 @@
 //! code that is checked.
 
 use std::collections::BTreeMap;
-use vnuma_topology::{
+use vnuma_model::{
     DistanceMatrix, GuestNodeId, HostNodeId, HostTopology, PciAddress, VmDescription, VmDevice,
 };
 

@@ -11,7 +11,7 @@ use vnuma_daemon::core::{
     event::{Ask, Replugged, Report},
 };
 use vnuma_hypervisor::{Plugged, VmError};
-use vnuma_placement::world::ConnectionId;
+use vnuma_policy::world::ConnectionId;
 
 /// For an answer, until it is given up.
 const LIMIT: u64 = SECOND;

@@ -6,11 +6,11 @@ use crate::{
 };
 use std::collections::{BTreeMap, VecDeque};
 use vnuma_hypervisor::MigrationStatus;
-use vnuma_placement::{Publication, world::StopReason};
-use vnuma_topology::{
+use vnuma_model::{
     ApicId, CpuSet, GuestNode, GuestNodeId, HostNodeId, MemoryBacking, PciAddress, Vcpu, VcpuLocation,
     VmDescription, VmDevice,
 };
+use vnuma_policy::{Publication, world::StopReason};
 
 /// A handle's place in the list of all handles.
 pub type Slot = usize;

@@ -38,7 +38,7 @@ const PLACED_TEST: &str = "slice::vms_are_where_they_were_placed_and_know_where_
 /// The reader of the host's topology on hwloc's recorded servers, beside lstopo.
 const SERVER_TESTS: &[&str] = &[
     "--package",
-    "vnuma-host",
+    "vnuma-observe",
     "--features",
     "recorded",
     "--test",
@@ -66,7 +66,7 @@ const SOAK_DEMO_SECONDS: u64 = 900;
 /// The user-space DSM: seeds of its simulation and of real nodes among peers that fail, and forbidden shapes.
 const DSM_TESTS: &[&str] = &[
     "--package",
-    "vnuma-dsm",
+    "vnuma-coherence",
     "--package",
     "vnuma-dsm-node",
     "--package",

@@ -354,10 +354,7 @@ mod tests {
 
     /// What the programs of the packages say, as their sources and those of their libraries have it.
     fn named_in_messages() -> BTreeMap<String, BTreeSet<String>> {
-        let mut folders: Vec<_> =
-            ["crates", "bin/vnumad/src", "bin/vnumactl/src", "scheds", "guest/agent/src"]
-                .map(PathBuf::from)
-                .into();
+        let mut folders: Vec<_> = ["pure", "host", "guest/agent/src"].map(PathBuf::from).into();
         let mut named = BTreeMap::<String, BTreeSet<String>>::new();
         while let Some(folder) = folders.pop() {
             for entry in fs::read_dir(workspace().join(&folder)).expect("a folder") {

@@ -145,7 +145,7 @@ fn components_missing(readme: &str, files: &BTreeSet<String>) -> Vec<String> {
         links(section(readme, "\n## Components\n")).into_iter().map(|(_, target)| target).collect();
     let reaches = |top: &str| linked.iter().any(|link| link.split('/').next() == Some(top));
     let tops = top_folders(files).into_iter().filter(|top| !reaches(top));
-    let product = |path: &String| path.starts_with("crates/") || path.starts_with("bin/");
+    let product = |path: &String| ["pure/", "host/", "span/"].iter().any(|top| path.starts_with(top));
     let crates = packages(files).into_iter().filter(|path| product(path) && !linked.contains(path));
     tops.chain(crates).map(|path| format!("README.md does not link {path}")).collect()
 }
@@ -222,7 +222,7 @@ fn fixed_parts(format: &str) -> Vec<&str> {
 /// Format strings of the lines that each run prints.
 fn printed() -> Vec<String> {
     let [host, report, xtask] = ["demo/src/host.rs", "demo/src/report.rs", "xtask/src/demo.rs"].map(read);
-    let [placed, policies] = ["demo/src/placed.rs", "crates/placement/src/scheduling/mod.rs"].map(read);
+    let [placed, policies] = ["demo/src/placed.rs", "pure/policy/src/scheduling/mod.rs"].map(read);
     let [picture, device] = ["demo/src/picture.rs", "demo/src/device.rs"].map(read);
     let picture = picture.split("#[cfg(test)]").next().expect("the picture's lines");
     let tables = [
@@ -358,14 +358,13 @@ fn broken_links_are_found() {
 
 #[test]
 fn folders_that_a_list_lacks_or_invents_are_found() {
-    let paths = [".ci/run", "Makefile", "bin/vnumad/Cargo.toml", "crates/api/Cargo.toml", "docs/a.md"];
+    let paths = [".ci/run", "Makefile", "host/vnumad/Cargo.toml", "host/api/Cargo.toml", "docs/a.md"];
     let files: BTreeSet<String> = paths.into_iter().map(str::to_owned).collect();
-    let readme =
-        "\n## Components\n- [a](bin/vnumad), [b](crates/api), [c](docs).\n\n## More\n[d](crates/b)\n";
+    let readme = "\n## Components\n- [a](host/vnumad), [b](host/api), [c](docs).\n\n## More\n[d](pure/b)\n";
     assert_eq!(components_missing(readme, &files), Vec::<String>::new());
-    assert_eq!(components_missing(&readme.replace("(bin/vnumad)", "(bin)"), &files).len(), 1);
-    assert_eq!(components_missing(&readme.replace("(docs)", "(crates/api)"), &files).len(), 1);
-    let drawing = "\n## Folders\n\n```\nbin/        programs\n  vnumad/   one\ncrates/     README.md\n  api/\n\
+    assert_eq!(components_missing(&readme.replace("(host/vnumad)", "(bin)"), &files).len(), 1);
+    assert_eq!(components_missing(&readme.replace("(docs)", "(host/api)"), &files).len(), 1);
+    let drawing = "\n## Folders\n\n```\nhost/       README.md\n  vnumad/   one\n  api/\n\
                    docs/ Makefile .ci/run  the rest\n```\n";
     assert_eq!(drawn_wrongly(drawing, &files), Vec::<String>::new());
     assert_eq!(drawn_wrongly(&drawing.replace("  api/\n", ""), &files).len(), 1);

@@ -2,7 +2,7 @@
 /*
  * Programs of dsm-run, written for MPI: the yardstick.
  *
- * They do the work of those in bin/dsm-run/src/programs, in as many steps. Each program compares its result with that of a
+ * They do the work of those in span/dsm-run/src/programs, in as many steps. Each program compares its result with that of a
  * sequential one. The time is that of the slowest process.
  */
 #include <mpi.h>

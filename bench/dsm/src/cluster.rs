@@ -30,7 +30,7 @@ use std::{
     },
     time::Duration,
 };
-use vnuma_dsm::{Managers, NodeId, Options};
+use vnuma_coherence::{Managers, NodeId, Options};
 use vnuma_dsm_node::{Config, Found, Node};
 use vnuma_dsm_pager::{Options as Memory, PAGE_SIZE, Region};
 use vnuma_dsm_transport::{Identity, Limits, Listener, Place, Reserved, mesh, node_name};

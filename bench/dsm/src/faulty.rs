@@ -16,7 +16,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-use vnuma_dsm::{Managers, NodeId};
+use vnuma_coherence::{Managers, NodeId};
 use vnuma_dsm_chaos::{Conduct, Proxy};
 use vnuma_dsm_node::{Config, Happening, Node};
 use vnuma_dsm_pager::{PAGE_SIZE, Region};

@@ -19,7 +19,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-use vnuma_dsm::Options;
+use vnuma_coherence::Options;
 use vnuma_dsm_node::Node;
 use vnuma_dsm_pager::PAGE_SIZE;
 

@@ -1,14 +1,14 @@
-//! vnuma's own code: `vnuma_allocation::place` on a whole description of each server.
+//! vnuma's own code: `vnuma_placement::place` on a whole description of each server.
 
 use crate::{
     server::{Amount, CARDS, FUNCTIONS, Model, Server, Strategy, UNITS_PER_CPU},
     workload::Vm,
 };
 use std::collections::BTreeMap;
-use vnuma_allocation::{
+use vnuma_model::{CacheGroup, CpuLayout, CpuSet, DistanceMatrix, HostNode, HostTopology, PciDevice};
+use vnuma_placement::{
     BASE_PAGE_BYTES, Capacity, Claim, LEAST_UNIT_BYTES, Locality, Promise, Request, place,
 };
-use vnuma_topology::{CacheGroup, CpuLayout, CpuSet, DistanceMatrix, HostNode, HostTopology, PciDevice};
 
 /// vnuma.
 pub struct Vnuma {

@@ -27,7 +27,7 @@ use std::{
     path::PathBuf,
     str::FromStr,
 };
-use vnuma_topology::CpuSet;
+use vnuma_model::CpuSet;
 
 const NODES: &str = "/sys/devices/system/node";
 

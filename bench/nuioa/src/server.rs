@@ -23,8 +23,8 @@ use std::{
     time::{Duration, Instant},
 };
 use vnuma_abi_lab_counters::{EVENT_CYCLES, Header};
+use vnuma_model::CpuSet;
 use vnuma_scenario::{Process, Vm};
-use vnuma_topology::CpuSet;
 
 /// Of the servers' network (lab/runner/src/network.rs).
 const BRIDGE: &str = "lab0";

@@ -6,11 +6,11 @@ use crate::{
 };
 use anyhow::{Context, Result, ensure};
 use std::{fs, io::ErrorKind};
+use vnuma_model::CpuSet;
 use vnuma_scenario::{
     HANG_LIMIT, Nodes, PCI_DEVICES, Process, Vm, host_devices, output, pass_through, vnumactl, vnumad,
     wait_for,
 };
-use vnuma_topology::CpuSet;
 
 /// Its name.
 const NAME: &str = "nuioa";

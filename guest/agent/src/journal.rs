@@ -14,8 +14,8 @@ use std::{
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     path::{Path, PathBuf},
 };
+use vnuma_model::CpuSet;
 use vnuma_process::text::{sanitize_reason, sanitize_short};
-use vnuma_topology::CpuSet;
 
 /// Where it is.
 pub const DIRECTORY: &str = "/run/vnuma-guest";

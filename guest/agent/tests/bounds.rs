@@ -7,7 +7,7 @@ use vnuma_guest::{
     core::{Action, Device, Evidence, LONGEST_REST, Node, Process, ProcessId, Snapshot, State, decide},
     rules::Rules,
 };
-use vnuma_topology::CpuSet;
+use vnuma_model::CpuSet;
 
 const CARD: &str = "0000:01:00.0";
 const ID: ProcessId = ProcessId { pid: 7, started: 1 };

@@ -1,6 +1,6 @@
 //! docs/vnuma-guest.md against the program: commands, options, keys with their defaults and ranges, and the unit.
 
-#[path = "../../../bin/vnumactl/tests/common/errors.rs"]
+#[path = "../../../host/vnumactl/tests/common/errors.rs"]
 mod errors;
 
 use std::{collections::BTreeSet, fs, os::unix::process::CommandExt, path::Path, process::Command};

@@ -12,8 +12,8 @@ use std::{
     sync::atomic::{AtomicU32, Ordering},
     time::{Duration, Instant},
 };
+use vnuma_model::CpuSet;
 use vnuma_process::procfs::{Affinity, threads};
-use vnuma_topology::CpuSet;
 
 /// Only a limit for tests that hang.
 const HANG_LIMIT: Duration = Duration::from_secs(120);

@@ -12,7 +12,7 @@ use vnuma_guest::{
     },
     rules::{KeepInterrupts, Rules},
 };
-use vnuma_topology::CpuSet;
+use vnuma_model::CpuSet;
 
 const NODES: u32 = 3;
 const CPUS: u32 = 4;

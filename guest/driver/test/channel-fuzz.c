@@ -60,7 +60,7 @@ int LLVMFuzzerTestOneInput(const u8 *data, size_t size);
 
 int LLVMFuzzerTestOneInput(const u8 *data, size_t size)
 {
-	static struct vnuma_topology topology;
+	static struct vnuma_model topology;
 	struct vnuma_reason why = { .text = "" };
 	struct vnuma_channel channel;
 	int err;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * channel.c as it is, over a file that is mapped: for tests of what writes it.
- * crates/channel/tests/driver.rs builds and runs it.
+ * host/channel/tests/driver.rs builds and runs it.
  *
  *	channel-read FILE
  *
@@ -21,7 +21,7 @@
 
 #include "../channel.c"
 
-static struct vnuma_topology topology;
+static struct vnuma_model topology;
 
 /* The writer does nothing while this program executes a line. */
 void usleep_range(unsigned long least, unsigned long most)

@@ -12,7 +12,7 @@
 #include "publication.h"
 
 static struct vnuma_channel channel;
-static struct vnuma_topology topology;
+static struct vnuma_model topology;
 static struct vnuma_reason why;
 
 static unsigned int waits;

@@ -115,7 +115,7 @@ static void publish(u32 counter)
 }
 
 /* What the rest of the driver relies on. */
-static void expect_valid(const struct vnuma_topology *topology)
+static void expect_valid(const struct vnuma_model *topology)
 {
 	u32 i, j;
 

@@ -39,7 +39,7 @@ static struct {
 
 static struct cpumask node_cpus[NR_NODES];
 static int published[2][NR_CPUS];	/* by generation */
-static const struct vnuma_topology *current_topology;
+static const struct vnuma_model *current_topology;
 static unsigned int slept_ms;
 
 static bool cpumask_test_cpu(int cpu, const struct cpumask *mask)
@@ -98,32 +98,32 @@ static int remove_cpu(unsigned int cpu);
 
 #include "../apply_safe.c"
 
-int vnuma_topology_node(const struct vnuma_topology *topology, int cpu)
+int vnuma_topology_node(const struct vnuma_model *topology, int cpu)
 {
 	return topology ? published[topology->generation][cpu] : NUMA_NO_NODE;
 }
 
-bool vnuma_topology_is_unapplied(const struct vnuma_topology *topology, int cpu)
+bool vnuma_topology_is_unapplied(const struct vnuma_model *topology, int cpu)
 {
 	int node = vnuma_topology_node(topology, cpu);
 
 	return node != NUMA_NO_NODE && node != cpus[cpu].node;
 }
 
-int vnuma_topology_check(const struct vnuma_topology *topology, struct vnuma_reason *why)
+int vnuma_topology_check(const struct vnuma_model *topology, struct vnuma_reason *why)
 {
 	(void)topology;
 	(void)why;
 	return 0;
 }
 
-struct vnuma_topology *vnuma_topology_set_current(struct vnuma_topology *topology)
+struct vnuma_model *vnuma_topology_set_current(struct vnuma_model *topology)
 {
 	current_topology = topology;
 	return NULL;
 }
 
-bool vnuma_distances_differ(const struct vnuma_topology *topology)
+bool vnuma_distances_differ(const struct vnuma_model *topology)
 {
 	(void)topology;
 	return false;
@@ -221,9 +221,9 @@ static void reset(void)
 /* A new one each time, as the driver has. Return: what is not applied. */
 static struct vnuma_unapplied apply(u64 generation)
 {
-	static struct vnuma_topology topologies[2] = { { .generation = 0 }, { .generation = 1 } };
+	static struct vnuma_model topologies[2] = { { .generation = 0 }, { .generation = 1 } };
 	struct vnuma_unapplied unapplied = { };
-	struct vnuma_topology *old;
+	struct vnuma_model *old;
 	struct vnuma_reason why;
 
 	expect(!vnuma_safe_apply(NULL, &topologies[generation], &old, &unapplied, &why));

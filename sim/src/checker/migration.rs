@@ -4,7 +4,7 @@ use super::{Checker, VmView};
 use std::collections::{BTreeMap, BTreeSet};
 use vnuma_daemon::core::event::{Report, Request};
 use vnuma_hypervisor::{MigrationStatus, VmError};
-use vnuma_placement::world::{ConnectionId, VmId};
+use vnuma_policy::world::{ConnectionId, VmId};
 
 /// A migration that was granted.
 #[derive(Debug)]

@@ -13,7 +13,7 @@ use std::{
     },
     time::{Duration, Instant},
 };
-use vnuma_host::scheduler::Scheduler;
+use vnuma_observe::scheduler::Scheduler;
 use vnuma_scenario::HANG_LIMIT;
 
 /// Threads that wait beside the one that is stolen, so that there is time between its choice and the theft.

@@ -3,8 +3,8 @@
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use std::{thread, time::Duration};
+use vnuma_model::CpuSet;
 use vnuma_scenario::{HANG_LIMIT, Monitor, Nodes, Vm, output, vnumactl, wait_for};
-use vnuma_topology::CpuSet;
 
 /// Kernel of guests unless a scenario is about kernels; that of lab-vm.
 pub const DEFAULT_KERNEL: &str = "6.12";

@@ -57,7 +57,7 @@ pub fn run() -> Result<()> {
 fn mask(thread: i32) -> Result<String> {
     let shown = output("taskset", &["-p", "-c", &thread.to_string()])?;
     let list = shown.rsplit(' ').next().unwrap_or_default().trim();
-    let cpus: vnuma_topology::CpuSet = list.parse().with_context(|| format!("taskset: {shown:?}"))?;
+    let cpus: vnuma_model::CpuSet = list.parse().with_context(|| format!("taskset: {shown:?}"))?;
     Ok(cpus.to_string())
 }
 

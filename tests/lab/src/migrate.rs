@@ -16,10 +16,10 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
+use vnuma_model::CpuSet;
 use vnuma_scenario::{
     HANG_LIMIT, Monitor, Nodes, Process, Vm, vcpu_threads, vnumactl, vnumactl_command, wait_for,
 };
-use vnuma_topology::CpuSet;
 
 pub(crate) const NAME: &str = "web";
 /// A vnumad wants an operator to wait for the guest so long at most; the lab is slow.

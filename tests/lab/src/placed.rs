@@ -210,7 +210,7 @@ fn pins(placement: &Value) -> Result<Vec<(u64, u64)>> {
 fn list(mut numbers: Vec<u64>) -> String {
     numbers.sort_unstable();
     let words: String = numbers.iter().map(|number| format!("{number},")).collect();
-    words.trim_end_matches(',').parse::<vnuma_topology::CpuSet>().map(|set| set.to_string()).unwrap_or(words)
+    words.trim_end_matches(',').parse::<vnuma_model::CpuSet>().map(|set| set.to_string()).unwrap_or(words)
 }
 
 /// CPUs of guest nodes without devices, if these have any, and else of all.

@@ -14,7 +14,7 @@ use std::{
     path::Path,
     process::{Command, Stdio},
 };
-use vnuma_host::scheduler::{DIRECTORY, Scheduler, Steal};
+use vnuma_observe::scheduler::{DIRECTORY, Scheduler, Steal};
 use vnuma_process::{Class, read_class};
 use vnuma_scenario::{HANG_LIMIT, Process, Vm, output, vnumactl, wait_for};
 

@@ -2,12 +2,12 @@
 
 use anyhow::{Context, Result, anyhow, ensure};
 use std::{fs, path::Path, thread, time::Duration};
-use vnuma_host::{
+use vnuma_model::CpuSet;
+use vnuma_observe::{
     read_idle_times,
     tasks::{Asked, Call, Doing, TaskReader},
 };
 use vnuma_process::{procfs, read_allowed};
-use vnuma_topology::CpuSet;
 
 const ROUNDS: usize = 20;
 /// The file has idle time and that of waiting for I/O, each in ticks of 10 ms that are rounded down.
@@ -21,7 +21,7 @@ pub fn compare(pid: i32, tid: i32) -> Result<()> {
         thread::sleep(Duration::from_millis(20));
         let before = (times()?, read_idle_times(Path::new("/"))?);
         let mut found = None;
-        let note = |_, reading: vnuma_host::tasks::TaskReading<'_>| {
+        let note = |_, reading: vnuma_observe::tasks::TaskReading<'_>| {
             let times = procfs::CpuTimes { ran_ns: reading.ran_ns, waited_ns: reading.waited_ns };
             found = Some((reading.pid, times, CpuSet::from_words(reading.mask)));
         };

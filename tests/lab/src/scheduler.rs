@@ -24,7 +24,7 @@ use std::{
     },
     time::Duration,
 };
-use vnuma_host::{
+use vnuma_observe::{
     location::monotonic_ns,
     scheduler::{Assigned, DIRECTORY, OPS, Scheduler, Steal},
 };
@@ -340,7 +340,7 @@ fn stays_within_places(scheduler: &Scheduler) -> Result<()> {
     let before = scheduler.counts();
     let seen = shares(Some(scheduler), &[&loops[0], &loops[1]])?;
     let after = scheduler.counts();
-    let stolen = |counts: &vnuma_host::scheduler::Counts| counts.stolen_local + counts.stolen_remote;
+    let stolen = |counts: &vnuma_observe::scheduler::Counts| counts.stolen_local + counts.stolen_remote;
     ensure!(stolen(&after) == stolen(&before), "stolen out of its place: {before:?}, then {after:?}");
     ensure!((seen[0] - 0.5).abs() <= TOLERANCE, "they do not share their CPU: {seen:.2?}");
     scheduler.beat(monotonic_ns(), Steal::Blindly)?;

@@ -185,7 +185,7 @@ fn drift(vm: &Vm, nodes: &Nodes) -> Result<()> {
     let _busy = vm.spawn(&["taskset", "-c", "0", "sh", "-c", spin])?;
     let both: Vec<u32> =
         [0, 1].iter().filter_map(|&node| nodes.cpus(node)).flat_map(|cpus| cpus.iter()).collect();
-    let both: vnuma_topology::CpuSet = both.into_iter().collect();
+    let both: vnuma_model::CpuSet = both.into_iter().collect();
     output("taskset", &["-p", "-c", &both.to_string(), &vm.threads[0].to_string()])?;
     let home = nodes.cpus(0).context("no node 0")?;
     let _load = home

@@ -9,7 +9,7 @@ use std::{
     process::{Command, Stdio},
     time::Duration,
 };
-use vnuma_host::{
+use vnuma_observe::{
     location::monotonic_ns,
     scheduler::{Assigned, DIRECTORY, Scheduler, Steal, loaded_scheduler},
 };

@@ -14,7 +14,7 @@ use std::{
     process::{Command, Stdio},
     time::Duration,
 };
-use vnuma_host::scheduler::{DIRECTORY, Scheduler, Steal};
+use vnuma_observe::scheduler::{DIRECTORY, Scheduler, Steal};
 use vnuma_process::Class;
 use vnuma_scenario::{HANG_LIMIT, Process, Vm, vnumactl, vnumad, wait_for};
 

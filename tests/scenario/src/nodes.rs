@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use std::fs;
 use std::path::Path;
-use vnuma_topology::CpuSet;
+use vnuma_model::CpuSet;
 
 /// Node of each CPU of the host.
 pub struct Nodes(Vec<(u32, CpuSet)>);

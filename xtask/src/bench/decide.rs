@@ -72,7 +72,7 @@ pub fn run() -> Result<()> {
     let target = workspace().join("target/bench/decide/criterion");
     let before = load_average()?;
     for (package, bench) in
-        [("vnuma-placement", "decide"), ("vnuma-allocation", "place"), ("vnuma-process", "look")]
+        [("vnuma-policy", "decide"), ("vnuma-placement", "place"), ("vnuma-process", "look")]
     {
         let status = Command::new(env!("CARGO"))
             .args(["bench", "--locked", "-p", package, "--bench", bench])

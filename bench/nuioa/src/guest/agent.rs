@@ -10,7 +10,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-use vnuma_topology::CpuSet;
+use vnuma_model::CpuSet;
 
 const RULES: &str = "/root/vnuma-guest.toml";
 /// What vnuma-guest says.

@@ -10,8 +10,8 @@ use std::{
     fs, io,
     path::{Path, PathBuf},
 };
+use vnuma_model::CpuSet;
 use vnuma_process::procfs::{self, Affinity};
-use vnuma_topology::CpuSet;
 
 /// Where all distributions of today mount cgroup v2.
 const MOUNT: &str = "sys/fs/cgroup";

@@ -3,7 +3,7 @@
 use super::Undone;
 use crate::{files, observe::interrupts::affinity_file};
 use std::{fs, io, path::Path};
-use vnuma_topology::CpuSet;
+use vnuma_model::CpuSet;
 
 /// Sets them. The kernel refuses it for interrupts that it spreads itself (EIO).
 pub fn set(root: &Path, irq: u32, cpus: &CpuSet) -> Result<(), String> {

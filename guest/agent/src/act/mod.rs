@@ -30,7 +30,7 @@ use std::{
     time::Duration,
 };
 use systemd::Systemd;
-use vnuma_topology::CpuSet;
+use vnuma_model::CpuSet;
 
 /// Where things are changed.
 pub struct System {

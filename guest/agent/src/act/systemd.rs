@@ -9,8 +9,8 @@ use std::{
     process::{Command, Stdio},
     time::{Duration, Instant},
 };
+use vnuma_model::CpuSet;
 use vnuma_process::text::sanitize_reason;
-use vnuma_topology::CpuSet;
 
 const CPUS: &str = "AllowedCPUs";
 const MEMS: &str = "AllowedMemoryNodes";

@@ -10,11 +10,11 @@ use std::{
     os::fd::{AsFd, OwnedFd},
     path::Path,
 };
+use vnuma_model::CpuSet;
 use vnuma_process::{
     ActError, open_pidfd, pin_thread_if,
     procfs::{self, Affinity},
 };
-use vnuma_topology::CpuSet;
 
 /// A thread that is being confined may start others that are not. More than so many rounds are not made.
 const ROUNDS: usize = 16;

@@ -7,7 +7,7 @@
 use super::Snapshot;
 use crate::rules::KeepInterrupts;
 use std::collections::{BTreeMap, BTreeSet};
-use vnuma_topology::CpuSet;
+use vnuma_model::CpuSet;
 
 /// An interrupt of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]

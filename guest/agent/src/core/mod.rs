@@ -25,7 +25,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     time::Duration,
 };
-use vnuma_topology::CpuSet;
+use vnuma_model::CpuSet;
 
 /// A NUMA node, by the kernel's number.
 pub type NodeId = u32;

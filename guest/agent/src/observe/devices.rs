@@ -5,8 +5,8 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
 };
+use vnuma_model::is_pci_address;
 use vnuma_process::procfs::OpenFile;
-use vnuma_topology::is_pci_address;
 
 const PCI: &str = "sys/bus/pci/devices";
 /// Most functions that are taken.

@@ -8,8 +8,8 @@ use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
 };
+use vnuma_model::CpuSet;
 use vnuma_process::text::sanitize_short;
-use vnuma_topology::CpuSet;
 
 const LIMIT: u64 = 64 << 20;
 /// A number for each of 8192 CPUs, and names.

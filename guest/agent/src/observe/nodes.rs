@@ -5,7 +5,7 @@ use crate::{
     files,
 };
 use std::{collections::BTreeMap, path::Path};
-use vnuma_topology::CpuSet;
+use vnuma_model::CpuSet;
 
 /// The kernel's own limit.
 const MAX_NODE: u32 = 1023;

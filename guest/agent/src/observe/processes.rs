@@ -12,11 +12,11 @@ use std::{
     path::Path,
     time::Duration,
 };
+use vnuma_model::CpuSet;
 use vnuma_process::{
     procfs::{self, CpuTimes, ProcError},
     text::sanitize_short,
 };
-use vnuma_topology::CpuSet;
 
 /// Most threads of a process that are looked at.
 const THREADS: usize = 8192;

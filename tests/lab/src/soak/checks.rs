@@ -11,10 +11,10 @@ use std::{
     thread,
     time::Duration,
 };
-use vnuma_host::scheduler::{DIRECTORY, Scheduler};
+use vnuma_model::CpuSet;
+use vnuma_observe::scheduler::{DIRECTORY, Scheduler};
 use vnuma_process::{Class, read_allowed};
 use vnuma_scenario::{HANG_LIMIT, Vm, vnumactl, wait_for};
-use vnuma_topology::CpuSet;
 
 const RECORDS: &str = "/run/vnuma/channels";
 /// A vCPU that runs gets this much CPU time before it counts as running.

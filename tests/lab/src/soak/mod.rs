@@ -23,11 +23,11 @@ use std::{
     thread::sleep,
     time::{Duration, Instant},
 };
+use vnuma_model::CpuSet;
 use vnuma_process::read_allowed;
 use vnuma_scenario::{
     HANG_LIMIT, Nodes, Process, Vm, output, vnumactl, vnumactl_command, vnumad_logging_to, wait_for,
 };
-use vnuma_topology::CpuSet;
 
 const PERIOD_MS: u64 = 300;
 /// vnumad looks for scx_vnuma every 30 s while no VM has a policy.

@@ -1,7 +1,7 @@
 //! What is so, and what happens next. Pure, so that a seed does the same steps again.
 
 use crate::random::Random;
-use vnuma_topology::CpuSet;
+use vnuma_model::CpuSet;
 
 /// vCPUs of each VM.
 pub const VCPUS: usize = 2;

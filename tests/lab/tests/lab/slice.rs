@@ -120,7 +120,7 @@ fn numactl(source: &str, build: &Path) -> Vec<(PathBuf, String)> {
 /// An example that checks itself: migrations between nodes are reported by the kernel, and found by polling.
 fn vcpu_watch() -> PathBuf {
     let status = Command::new(env!("CARGO"))
-        .args(["build", "--quiet", "--package", "vnuma-host", "--example", "vcpu-watch"])
+        .args(["build", "--quiet", "--package", "vnuma-observe", "--example", "vcpu-watch"])
         .status()
         .expect("cargo starts");
     assert!(status.success(), "the example vcpu-watch does not build");

@@ -1,0 +1,318 @@
+//! Topology channels of VMs, from what their connections and guests report.
+
+use super::{
+    Core, Reply,
+    event::{Ask, Command, Level, Replugged},
+    migration::NOBODY,
+    refusal::Refusal,
+    requests::check_publishable,
+};
+use vnuma_api as api;
+use vnuma_hypervisor::VmError;
+use vnuma_policy::migration::MigrationEvent;
+use vnuma_policy::world::{ChannelEvent, ChannelState, DriverStatus, ReplugEnd, Unplug, Vm, VmId};
+
+impl Core {
+    /// Takes a channel to its next state. `None`: the event means nothing in the present one.
+    pub(super) fn channel_event(&mut self, id: VmId, event: ChannelEvent) -> Option<ChannelState> {
+        let now_ns = self.now_ns;
+        let (_, vm) = self.world.vm_mut(id)?;
+        let before = vm.channel;
+        vm.channel = before.next(event)?;
+        if !vm.channel.is_plugged() {
+            vm.unplug = None;
+        }
+        let (served, serves) = (before.publisher().is_some(), vm.channel.publisher().is_some());
+        if serves && !served {
+            vm.placement.start_publishing(now_ns);
+        } else if served && !serves {
+            vm.placement.stop_publishing();
+            vm.stats.driver = DriverStatus::default();
+            self.commands.push(Command::CloseChannel(id));
+        }
+        if serves != served {
+            self.defer(id, !serves);
+        }
+        let Some((_, vm)) = self.world.vm_mut(id) else { return Some(before) };
+        if !serves && vm.channel.is_plugged() && vm.channel != before {
+            // Another process may have published anything through it.
+            vm.placement.acked_unknown();
+        }
+        Some(before)
+    }
+
+    /// Moves of a VM's vCPUs that are published have to be known at once, others not.
+    fn defer(&mut self, id: VmId, waits: bool) {
+        let vcpus = self.vm(id).into_iter().flat_map(|vm| &vm.description.vcpus);
+        // Another VM may have it meanwhile, or it has ended.
+        let watched = vcpus.filter(|vcpu| self.threads.get(&vcpu.tid) == Some(&(id, vcpu.apic_id)));
+        let threads: Vec<i32> = watched.map(|vcpu| vcpu.tid).collect();
+        if !threads.is_empty() {
+            self.commands.push(Command::Defer(threads, waits));
+        }
+    }
+
+    fn name_of(&self, id: VmId) -> String {
+        self.world.get(id).map_or_else(String::new, |managed| managed.name().to_owned())
+    }
+
+    /// Plugging the channel has ended.
+    pub(super) fn attached(&mut self, id: VmId, outcome: Result<u64, Refusal>) {
+        let Some(ChannelState::Attaching(request)) = self.vm(id).map(|vm| vm.channel) else { return };
+        let refusal = match outcome {
+            Ok(first) => {
+                self.channel_event(id, ChannelEvent::Attached(first));
+                let name = self.name_of(id);
+                self.log(Level::Info, format!("{name}: topology channel attached"));
+                self.announce(api::Event::Attached { vm: name, time_ns: self.now_ns });
+                // Answered after the first publication.
+                self.first_publication.insert(id, request);
+                self.attached_again(id);
+                return;
+            }
+            Err(Refusal::Vm(source)) if source.may_be_answered() => {
+                self.channel_event(id, ChannelEvent::AttachTimedOut);
+                Refusal::Unfinished { source }
+            }
+            Err(refusal @ Refusal::Vm(VmError::AlreadyAttached { .. })) => {
+                self.channel_event(id, ChannelEvent::AttachFoundForeign);
+                refusal
+            }
+            Err(refusal) => {
+                self.channel_event(id, ChannelEvent::AttachFailed);
+                refusal
+            }
+        };
+        if request == NOBODY {
+            self.attach_marked_failed(id, refusal.to_string());
+        }
+        self.answer(Some(request), Reply::Refused(refusal));
+    }
+
+    /// A publication has ended.
+    pub(super) fn published(&mut self, id: VmId, outcome: Result<u64, Refusal>) {
+        let waiting = self.first_publication.remove(&id);
+        match outcome {
+            Ok(next) => {
+                self.channel_event(id, ChannelEvent::Published(next));
+                self.answer(waiting, Reply::Vm(id));
+            }
+            Err(refusal) => {
+                if self.channel_event(id, ChannelEvent::PublishFailed).is_some() {
+                    let name = self.name_of(id);
+                    self.log(Level::Warn, format!("{name}: nothing can be published any more: {refusal}"));
+                }
+                self.answer(waiting, Reply::Refused(refusal));
+            }
+        }
+    }
+
+    /// Unplugging the channel has ended.
+    pub(super) fn detached(&mut self, id: VmId, outcome: Result<(), VmError>) {
+        let Some(request) = self.vm(id).map(|vm| vm.channel.request()) else { return };
+        match outcome {
+            Ok(()) | Err(VmError::NotAttached { .. }) => self.unplugged(id, ChannelEvent::DetachDone),
+            Err(error) => {
+                if self.channel_event(id, ChannelEvent::DetachFailed).is_some() {
+                    self.release_failed(id, &error);
+                    let refusal = self.kept(id, error, request == Some(NOBODY));
+                    self.answer(request, Reply::Refused(refusal));
+                }
+            }
+        }
+    }
+
+    /// The channel's device is to go, and the guest is asked for that now.
+    pub(super) fn is_to_be_unplugged(&mut self, id: VmId) {
+        let now_ns = self.now_ns;
+        if let Some((_, vm)) = self.world.vm_mut(id) {
+            vm.unplug = Some(Unplug::new(now_ns));
+        }
+    }
+
+    /// The guest has not let go of the device. It is asked again, unless it could not be asked at all the first time.
+    fn kept(&mut self, id: VmId, error: VmError, for_nobody: bool) -> Refusal {
+        let (name, now_ns) = (self.name_of(id), self.now_ns);
+        let pending = matches!(error, VmError::DetachPending { .. });
+        let Some((_, vm)) = self.world.vm_mut(id) else { return error.into() };
+        let Some(unplug) = &mut vm.unplug else { return error.into() };
+        // Nobody who has asked for it would try it again.
+        if !pending && unplug.ignored() == 0 && !for_nobody {
+            vm.unplug = None;
+            return error.into();
+        }
+        unplug.kept(now_ns);
+        if unplug.ignored() == 1 {
+            let line = "its guest has not released the channel's device, and is asked again";
+            self.log(Level::Info, format!("{name}: {line}"));
+        }
+        Refusal::AskedAgain { source: error }
+    }
+
+    /// The guest is asked again.
+    pub(super) fn ask_to_unplug(&mut self, id: VmId) {
+        if self.channel_event(id, ChannelEvent::DetachRequested(NOBODY)).is_some() {
+            self.ask_if_connected(id, Ask::Detach);
+        }
+    }
+
+    /// The guest is asked no more.
+    pub(super) fn give_up_unplug(&mut self, id: VmId) {
+        let name = self.name_of(id);
+        let Some(unplug) = self.world.vm_mut(id).and_then(|(_, vm)| vm.unplug.as_mut()) else { return };
+        unplug.give_up();
+        let times = unplug.ignored();
+        let line = format!(
+            "{name}: its guest has not released the channel's device, which it was asked for {times} times; it is asked no more"
+        );
+        self.log(Level::Warn, line);
+    }
+
+    /// The device is unplugged, for whatever reason.
+    pub(super) fn unplugged(&mut self, id: VmId, event: ChannelEvent) {
+        let Some(before) = self.channel_event(id, event) else { return };
+        let Some(vm) = self.vm(id) else { return };
+        let name = vm.name().to_owned();
+        if !before.is_plugged() {
+            return;
+        }
+        self.migration_event(id, MigrationEvent::Released);
+        self.log(Level::Info, format!("{name}: topology channel detached"));
+        self.announce(api::Event::Detached { vm: name, time_ns: self.now_ns });
+        let attach = self.first_publication.remove(&id);
+        self.answer(attach, Reply::Refused(Refusal::NotAttached { vm: self.name_of(id) }));
+        self.answer(before.request(), Reply::Vm(id));
+        self.attach_marked(id);
+    }
+
+    /// A hypervisor has answered, for the first time or again. Compares its channel with the known state.
+    pub(super) fn found_channel(&mut self, id: VmId, plugged: bool) {
+        if !plugged {
+            return self.unplugged(id, ChannelEvent::FoundUnplugged);
+        }
+        if self.channel_event(id, ChannelEvent::FoundPlugged).is_none() {
+            return;
+        }
+        match self.vm(id).map(|vm| vm.channel) {
+            Some(ChannelState::Recovering) => self.recover(id),
+            Some(ChannelState::LostDetaching(None)) => {
+                let name = self.name_of(id);
+                let line = "QEMU has carried out an attach that had timed out; it is undone";
+                self.log(Level::Info, format!("{name}: {line}"));
+                self.is_to_be_unplugged(id);
+                // It reports that the device is gone, now or when the guest lets go.
+                self.ask_if_connected(id, Ask::Detach);
+            }
+            _ => {}
+        }
+    }
+
+    /// Takes over the channel of a vnumad that has ended.
+    fn recover(&mut self, id: VmId) {
+        let epoch = self.epochs.take();
+        let Some(vm) = self.vm(id) else { return };
+        if let Err(refusal) = check_publishable(vm) {
+            return self.recovered(id, Err(refusal));
+        }
+        self.ask_if_connected(id, Ask::Recover(epoch));
+    }
+
+    /// Taking it over has ended.
+    pub(super) fn recovered(&mut self, id: VmId, outcome: Result<u64, Refusal>) {
+        let event =
+            outcome.as_ref().map_or(ChannelEvent::RecoverFailed, |next| ChannelEvent::Recovered(*next));
+        if self.channel_event(id, event).is_none() {
+            return;
+        }
+        let name = self.name_of(id);
+        match outcome {
+            Ok(_) => {
+                self.log(Level::Info, format!("{name}: topology channel taken over"));
+                self.announce(api::Event::Attached { vm: name, time_ns: self.now_ns });
+            }
+            Err(refusal @ Refusal::CameAlong { .. }) => {
+                self.log(Level::Info, refusal.to_string());
+                // One that waits for its guest arrives later.
+                if self.vm(id).is_some_and(|vm| !vm.waits()) {
+                    self.plug_anew(id);
+                }
+            }
+            Err(refusal) => {
+                let line = format!("{name}: its topology channel is lost; detach and attach it: {refusal}");
+                self.log(Level::Warn, line);
+            }
+        }
+    }
+
+    /// A guest has acknowledged a generation.
+    pub(super) fn acknowledged(&mut self, id: VmId, generation: u64) {
+        let acknowledged_ns = self.now_ns;
+        let Some((_, vm)) = self.world.vm_mut(id) else { return };
+        if vm.channel.publisher().is_none() {
+            return;
+        }
+        let Some(update) = vm.placement.acknowledged(generation) else { return };
+        vm.stats.acknowledgements += 1;
+        vm.stats.acknowledged = Some(generation);
+        let event = api::Event::Acknowledged {
+            vm: vm.name().to_owned(),
+            generation: api::Generation(generation),
+            changed_ns: update.changed_ns,
+            published_ns: update.published_ns,
+            acknowledged_ns,
+        };
+        self.announce(event);
+    }
+
+    /// A guest has signalled its area. It may do so without end, so an unchanged report costs nothing.
+    pub(super) fn driver_reported(&mut self, id: VmId, status: DriverStatus) {
+        let news = |vm: &Vm| vm.channel.publisher().is_some() && vm.stats.driver != status;
+        let now_ns = self.now_ns;
+        if self.vm(id).is_some_and(news)
+            && let Some((_, vm)) = self.world.vm_mut(id)
+        {
+            vm.driver_reported(status, now_ns);
+        }
+    }
+
+    /// A replug has ended. If it succeeded the vCPU has another slot, and with it another APIC id.
+    pub(super) fn replugged(&mut self, id: VmId, outcome: Result<Replugged, VmError>) {
+        let now_ns = self.now_ns;
+        let Some((_, vm)) = self.world.vm_mut(id) else { return };
+        let ChannelState::Replugging(replug) = vm.channel else { return };
+        vm.replugs.ended(end_of(&outcome), now_ns);
+        let (name, vcpu, guest_node) = (vm.name().to_owned(), replug.vcpu, replug.node);
+        self.channel_event(id, ChannelEvent::ReplugEnded);
+        let new_vcpu = match outcome {
+            Ok(Replugged { plugged, description, location }) => {
+                self.described(id, description);
+                self.located(plugged.tid, location);
+                self.answer(
+                    replug.request,
+                    Reply::Replugged { vm: id, vcpu, new_vcpu: plugged.apic_id, guest_node },
+                );
+                plugged.apic_id
+            }
+            Err(error) => {
+                let done = match error {
+                    VmError::ReplugUndescribed { new, .. } => Some(new),
+                    _ => None,
+                };
+                self.log(Level::Warn, format!("{name}: {error}"));
+                self.answer(replug.request, Reply::Refused(error.into()));
+                let Some(new) = done else { return };
+                new
+            }
+        };
+        self.log(Level::Info, format!("{name}: vCPU {vcpu} is replugged to guest node {guest_node}"));
+        self.announce(api::Event::Replugged { vm: name, vcpu, new_vcpu, guest_node, time_ns: now_ns });
+    }
+}
+
+fn end_of<T>(replug: &Result<T, VmError>) -> ReplugEnd {
+    match replug {
+        Ok(_) | Err(VmError::ReplugUndescribed { .. }) => ReplugEnd::Done,
+        Err(VmError::UnplugPending { .. } | VmError::NotUndone { .. }) => ReplugEnd::Both,
+        Err(_) => ReplugEnd::Undone,
+    }
+}

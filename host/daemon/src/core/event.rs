@@ -1,0 +1,420 @@
+//! The core's input (events) and output (commands), as plain data.
+
+use super::refusal::Refusal;
+use vnuma_api as api;
+use vnuma_hypervisor::{Migration, Plugged, VmError};
+use vnuma_model::{ApicId, CpuSet, GuestNodeId, HostNodeId, HostTopology, Vcpu, VcpuLocation, VmDescription};
+use vnuma_policy::{
+    Publication,
+    hotness::Hotness,
+    repatriation::MemoryPolicy,
+    residency::{MemoryArea, MemoryObservation},
+    scheduling::{Policy, Stealing, memory::MoveMemory},
+    world::{
+        ConnectionId, DriverStatus, HostReading, Mechanism, MemoryMoved, RehomeWish, RequestId, ResizeWish,
+        StopReason, VmId,
+    },
+};
+use vnuma_process::ActError;
+
+/// What a VM backend lists: a VM, or something that may turn out to be one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    /// The backend's name for it. Opaque.
+    pub handle: String,
+    /// Its name until it reports its own.
+    pub name: String,
+    /// Differs when another VM may be behind the handle.
+    pub instance: u64,
+}
+
+/// Something that happened.
+#[derive(Debug)]
+pub enum Event {
+    /// The backends listed their VMs, or failed to.
+    Scanned(Result<Vec<Candidate>, String>),
+    /// Over a connection to a hypervisor.
+    Hypervisor(ConnectionId, Report),
+    /// Where a watched thread is, after it moved or was read again. `None`: it could not be read.
+    Located(i32, Option<VcpuLocation>),
+    /// A thread that is watched has ended.
+    ThreadEnded(i32),
+    /// A guest has acknowledged a generation.
+    Acknowledged(VmId, u64),
+    /// What a guest's driver reports of itself. It may be what it reported before.
+    Driver(VmId, DriverStatus),
+    /// A publication was written, with the generation of the next one; or it failed.
+    Published(VmId, Result<u64, Refusal>),
+    /// A move was made, with the vCPU's location after it; or it failed.
+    Moved(VmId, ApicId, HostNodeId, Result<Option<VcpuLocation>, ActError>),
+    /// A period of the counted threads has ended.
+    Sampled(Box<HostReading>),
+    /// vCPUs of this process were confined, or got their operator's masks again, each with its location after it; or it failed.
+    Confined(VmId, i32, Vec<(ApicId, Result<Made, ActError>)>),
+    /// The threads of this process that run no vCPU were kept to CPUs, or got their operators' masks again; or a part of them
+    /// was not.
+    Followed(VmId, i32, Result<Followed, String>),
+    /// Memory of this process was looked at, or could not be.
+    MemoryObserved(VmId, i32, Result<MemoryObservation, String>),
+    /// How hot memory of this process is was watched, or could not be.
+    HotnessWatched(VmId, i32, Result<Hotness, String>),
+    /// Memory of this process was moved: how far it has got, and whether that is all.
+    MemoryMoved(VmId, i32, MemoryMoved, bool),
+    /// scx_vnuma was loaded, or has ended.
+    Switched(Switch),
+    /// Masks that policies had set in this process were given back, or a part of them was not.
+    MasksRestored(VmId, i32, Result<usize, String>),
+    /// A watched process runs, or is stopped.
+    ProcessState(VmId, i32, Option<StopReason>),
+    /// The main loop of a watched process is busy or stuck. Only a probe shows which.
+    MainLoopBusy(VmId, i32),
+    /// A process that is watched has ended.
+    ProcessEnded(VmId, i32),
+    /// The host has other CPUs, nodes or distances.
+    HostChanged(HostTopology),
+    /// An operator wants something.
+    Requested(RequestId, Request),
+    /// It is time to read everything again, in case an event was lost.
+    Resync,
+    /// Time has passed.
+    Woken,
+}
+
+/// A step that was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Made {
+    /// Where the vCPU is after it, if that could be read.
+    pub location: Option<VcpuLocation>,
+    /// How it was made.
+    pub by: Mechanism,
+}
+
+impl From<Option<VcpuLocation>> for Made {
+    /// By an affinity.
+    fn from(location: Option<VcpuLocation>) -> Self {
+        Self { location, by: Mechanism::Affinity }
+    }
+}
+
+/// Threads that run no vCPU, after they were kept to CPUs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Followed {
+    /// How many are kept.
+    pub threads: usize,
+    /// The mask of the main thread, if it is kept, and its operator's.
+    pub inherited: Option<(CpuSet, CpuSet)>,
+}
+
+/// Places of policies are set in another way now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Switch {
+    /// From now on.
+    pub to: Mechanism,
+    /// What there is to say about it.
+    pub why: String,
+    /// Threads that had a place, and whether that is set in the new way. If not, they have their operator's mask.
+    pub threads: Vec<(i32, bool)>,
+}
+
+/// A vCPU that a policy schedules, for scx_vnuma.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ranked {
+    /// Its thread.
+    pub tid: i32,
+    /// LLC references in a million instructions; 0 if not known.
+    pub pressure: u32,
+}
+
+/// What a connection reports.
+#[derive(Debug)]
+pub enum Report {
+    /// The hypervisor has greeted and described the VM. Its channel's device is plugged or not.
+    Up(VmDescription, bool),
+    /// A probe has not been answered yet: the probe, and the process.
+    Slow(String, i32),
+    /// It was answered after all.
+    Prompt,
+    /// Nothing is answered: what was asked, and the process.
+    Silent(String, i32),
+    /// vCPUs observed without the hypervisor: the process, the vCPUs, and whether their APIC ids are certain.
+    Observed(i32, Vec<Vcpu>, bool),
+    /// There is no connection, or no more. Nothing follows.
+    Lost(VmError),
+    /// The VM's process has ended. Nothing follows.
+    Ended,
+    /// The VM was described again.
+    Described(VmDescription),
+    /// The channel was plugged, with its first generation; or plugging failed.
+    Attached(Result<u64, Refusal>),
+    /// The channel was unplugged, or unplugging failed.
+    Detached(Result<(), VmError>),
+    /// A vCPU was replugged, or the replug failed.
+    Replugged(Result<Replugged, VmError>),
+    /// The channel of an earlier vnumad was taken over, with its next generation; or that failed.
+    Recovered(Result<u64, Refusal>),
+    /// It is marked to be attached as soon as it runs, or not; or that could not be changed.
+    Marked(Result<bool, VmError>),
+    /// A migration has begun, or was refused.
+    MigrationBegun(Result<(), VmError>),
+    /// QEMU has offered this guest node memory, or wants some back; or it has refused.
+    Resized(GuestNodeId, Result<(), VmError>),
+    /// How far a migration is.
+    Migration(Result<Migration, VmError>),
+    /// The VM is at another host.
+    Left,
+    /// The channel's device is plugged, which need not have been asked for by this process.
+    FoundPlugged,
+    /// The guest let go of the channel's device.
+    Released,
+    /// The guest boots again.
+    Rebooted,
+}
+
+/// A vCPU that was replugged.
+#[derive(Clone, Debug)]
+pub struct Replugged {
+    /// The new vCPU.
+    pub plugged: Plugged,
+    /// What the VM consists of now.
+    pub description: VmDescription,
+    /// Where the new vCPU is.
+    pub location: Option<VcpuLocation>,
+}
+
+/// A request of an operator.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Request {
+    /// Attach a topology channel to a VM.
+    Attach(String),
+    /// The same as soon as its guest runs.
+    AttachOnArrival(String),
+    /// Detach the topology channel of a VM.
+    Detach(String),
+    /// Migrate a VM: where to, and whether its guest goes on there before its memory is there.
+    Migrate(String, String, bool),
+    /// Show how far the last migration of a VM is.
+    ShowMigration(String),
+    /// End it.
+    CancelMigration(String),
+    /// Move a vCPU to a host node.
+    Move(String, ApicId, HostNodeId),
+    /// Replug a vCPU to the guest node of where it runs.
+    Replug(String, ApicId),
+    /// Schedule the vCPUs of a VM by another policy.
+    SetPolicy(String, Policy),
+    /// Show where the memory of a VM is.
+    ShowMemory(String),
+    /// Show the homes of a VM's guest nodes, and the last re-home.
+    ShowRehome(String),
+    /// Give a guest node of a VM another home.
+    Rehome(String, RehomeWish),
+    /// End that.
+    StopRehome(String),
+    /// Show how large the guest nodes of a VM are, and may be.
+    ShowSizes(String),
+    /// Size a guest node of a VM.
+    Resize(String, ResizeWish),
+    /// End all such changes of a VM.
+    StopResize(String),
+    /// Bring displaced memory of a VM home by another policy.
+    SetMemoryPolicy(String, MemoryPolicy),
+}
+
+/// The answer to a request.
+#[derive(Debug)]
+pub enum Answer {
+    /// The VM as it is now.
+    Vm(Box<api::Vm>),
+    /// A vCPU that was replugged.
+    Replugged(Box<api::Replugged>),
+    /// How the VM's vCPUs are scheduled now.
+    Scheduling(Box<api::Scheduling>),
+    /// Where the VM's memory is.
+    Memory(Box<api::VmMemory>),
+    /// Where the VM's guest nodes have their homes, and the last re-home.
+    Rehome(Box<api::Rehome>),
+    /// How large the VM's guest nodes are, and may be.
+    Sizes(Box<api::Sizes>),
+    /// How far its last migration is.
+    Migration(Box<api::Migration>),
+}
+
+/// A mask to be set.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MaskOrder {
+    /// The vCPU.
+    pub vcpu: ApicId,
+    /// Its thread.
+    pub tid: i32,
+    /// The mask that it has. If it has another one, somebody else has set that, and it stays.
+    pub expected: CpuSet,
+    /// Its operator's mask, to be recorded before another one is set.
+    pub operator: CpuSet,
+    /// A policy's mask. `None`: it gets its operator's.
+    pub cpus: Option<CpuSet>,
+}
+
+/// What is asked of a hypervisor. [`Report`]s answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ask {
+    /// Describe the VM again.
+    Describe,
+    /// Probe whether it still answers.
+    Probe,
+    /// Plug a channel whose generations have this epoch.
+    Attach(u32),
+    /// Unplug the channel.
+    Detach,
+    /// Move a vCPU to a spare slot of a guest node.
+    Replug(ApicId, u32),
+    /// Take over the channel of an earlier vnumad, for generations of this epoch.
+    Recover(u32),
+    /// Mark the VM to be attached as soon as it runs, or take the mark away.
+    Mark(bool),
+    /// Say how far the last migration is.
+    LookAtMigration,
+    /// Have the guest go on at the destination of its migration, and say how far that is.
+    SwitchMigration,
+    /// Give the migration up, and say how far it is.
+    CancelMigration,
+}
+
+/// How urgent a line of the log is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Level {
+    /// For debugging.
+    Debug,
+    /// What happened.
+    Info,
+    /// An operator should know it.
+    Warn,
+}
+
+/// Something to do. Giving it never waits.
+#[derive(Debug)]
+pub enum Command {
+    /// Connect to what is behind a handle, which is this VM or may turn out to be.
+    Connect(VmId, ConnectionId, String),
+    /// Close a connection; its later reports are ignored.
+    Disconnect(ConnectionId),
+    /// Ask a hypervisor.
+    Ask(ConnectionId, Ask),
+    /// Have a VM migrated: where to, and whether with post-copy. [`Report::MigrationBegun`] answers.
+    Migrate(ConnectionId, String, bool),
+    /// Have a memory device of this guest node, by its id, offer its guest so much; [`Report::Resized`] answers.
+    Resize(ConnectionId, GuestNodeId, String, u64),
+    /// Publish to a guest; [`Event::Published`] answers.
+    Publish(VmId, u64, Publication),
+    /// The host's end of a VM's channel is not used any more.
+    CloseChannel(VmId),
+    /// Remove the channel record of this process, which has ended.
+    ForgetRecord(i32),
+    /// Watch a thread of a process, and say where it is.
+    Watch(i32, i32),
+    /// Watch a thread no longer.
+    Unwatch(i32),
+    /// Moves of these threads need not be known at once, as nobody is told of them; or, with `false`, they need to be.
+    Defer(Vec<i32>, bool),
+    /// Read the locations of all these threads, in case an event was lost: (process, thread).
+    Look(Vec<(i32, i32)>),
+    /// Confine a thread to CPUs of a node; [`Event::Moved`] answers.
+    Move {
+        /// The VM.
+        vm: VmId,
+        /// Its process.
+        pid: i32,
+        /// The vCPU.
+        vcpu: ApicId,
+        /// Its thread.
+        tid: i32,
+        /// The node.
+        node: HostNodeId,
+        /// Its CPUs.
+        cpus: CpuSet,
+    },
+    /// Count what these threads of a VM do, instead of any others of it, and report it once a period; none: do not count.
+    Count {
+        /// The VM.
+        vm: VmId,
+        /// Its process.
+        pid: i32,
+        /// vCPUs and their threads.
+        vcpus: Vec<(ApicId, i32)>,
+    },
+    /// Set masks of vCPUs; [`Event::Confined`] answers.
+    Confine {
+        /// The VM.
+        vm: VmId,
+        /// Its process.
+        pid: i32,
+        /// The masks.
+        masks: Vec<MaskOrder>,
+    },
+    /// Keep all threads of a process but its vCPUs to CPUs, each within its operator's mask; [`Event::Followed`] answers.
+    Follow {
+        /// The VM.
+        vm: VmId,
+        /// Its process.
+        pid: i32,
+        /// Threads of its vCPUs.
+        vcpus: Vec<i32>,
+        /// The CPUs. `None`: they get their operators' masks.
+        cpus: Option<CpuSet>,
+    },
+    /// These threads of a VM are scheduled by a policy, and no others of it. Given once a period.
+    Rank {
+        /// The VM.
+        vm: VmId,
+        /// Its process.
+        pid: i32,
+        /// Its vCPUs; none: its policy does not act any more.
+        vcpus: Vec<Ranked>,
+        /// Which vCPUs of the host idle CPUs take.
+        stealing: Stealing,
+    },
+    /// See whether scx_vnuma is loaded; [`Event::Switched`] follows if that has changed.
+    LookForScheduler,
+    /// Look at pages of a process; [`Event::MemoryObserved`] answers.
+    ObserveMemory {
+        /// The VM.
+        vm: VmId,
+        /// Its process.
+        pid: i32,
+        /// Memory of its guest nodes.
+        areas: Vec<MemoryArea>,
+    },
+    /// Watch how hot memory of a process is; [`Event::HotnessWatched`] answers.
+    WatchHotness {
+        /// The VM.
+        vm: VmId,
+        /// Its process.
+        pid: i32,
+        /// Memory of its guest nodes.
+        areas: Vec<MemoryArea>,
+    },
+    /// Move memory of a process to another node; [`Event::MemoryMoved`] answers, several times.
+    MoveMemory {
+        /// The VM.
+        vm: VmId,
+        /// Its process.
+        pid: i32,
+        /// What goes where.
+        order: MoveMemory,
+    },
+    /// End the move of this VM's memory that is under way.
+    StopMemory(VmId),
+    /// Give back all masks that policies have set in a process, by the record of them; [`Event::MasksRestored`] answers.
+    RestoreMasks(VmId, i32),
+    /// The operator has set the mask of this thread of a process: the record of it goes.
+    ForgetMask(i32, i32),
+    /// Watch whether a VM's process runs, instead of any other process of this VM.
+    WatchProcess(VmId, i32),
+    /// Watch this process of a VM no longer.
+    UnwatchProcess(VmId, i32),
+    /// Answer a request.
+    Reply(RequestId, Result<Answer, Refusal>),
+    /// Give an event to those who watch events.
+    Announce(api::Event),
+    /// Write a line of the log.
+    Log(Level, String),
+}

@@ -1,0 +1,128 @@
+//! Where the memory of VMs is, and what becomes of it when it is displaced.
+
+use super::{
+    Core, Reply,
+    event::{Command, Level},
+    refusal::Refusal,
+    render,
+};
+use vnuma_api as api;
+use vnuma_policy::{
+    hotness::Hotness,
+    repatriation::MemoryPolicy,
+    residency::MemoryObservation,
+    scheduling::memory::MemoryReason,
+    world::{RequestId, VmId},
+};
+
+impl Core {
+    /// Somebody wants to see where a VM's memory is.
+    pub(super) fn want_memory_shown(&mut self, request: RequestId, name: &str) -> Result<(), Refusal> {
+        let id = self.with_guest_nodes(name)?;
+        match self.world.observe_now(id, self.now_ns) {
+            true => self.memory_requests.push((id, request)),
+            // What was seen a moment ago has to do.
+            false => self.answer(Some(request), Reply::Memory(id)),
+        }
+        Ok(())
+    }
+
+    pub(super) fn set_memory_policy(
+        &mut self,
+        request: RequestId,
+        name: &str,
+        policy: MemoryPolicy,
+    ) -> Result<(), Refusal> {
+        let id = self.with_guest_nodes(name)?;
+        let now_ns = self.now_ns;
+        let before = self.world.set_memory_policy(id, policy, now_ns);
+        if let Some(before) = before.filter(|before| *before != policy) {
+            self.stop_memory(id, |why| matches!(why, MemoryReason::Home(_)));
+            self.log(Level::Info, format!("{name}: its memory policy is {policy}, was {before}"));
+        }
+        self.answer(Some(request), Reply::Memory(id));
+        Ok(())
+    }
+
+    /// A VM whose memory has homes.
+    pub(super) fn with_guest_nodes(&self, name: &str) -> Result<VmId, Refusal> {
+        let (id, managed) = self.find(name)?;
+        let Some(vm) = &managed.vm else {
+            let problem = render::problem(managed).unwrap_or_else(|| "connecting".to_owned());
+            return Err(Refusal::NotConnected { vm: name.to_owned(), problem });
+        };
+        match vm.description.guest_nodes.is_empty() {
+            true if render::problem(managed).is_some() => {
+                let problem = render::problem(managed).unwrap_or_default();
+                Err(Refusal::NotConnected { vm: name.to_owned(), problem })
+            }
+            true => Err(Refusal::NoGuestNodes { vm: name.to_owned() }),
+            false => Ok(id),
+        }
+    }
+
+    /// Has a VM's memory looked at.
+    pub(super) fn begin_observation(&mut self, id: VmId) {
+        let Some(areas) = self.world.observation_begun(id) else { return };
+        let Some(pid) = self.vm(id).map(|vm| vm.description.pid) else { return };
+        if areas.is_empty() {
+            let problem = "where QEMU has the memory of its guest nodes is not known: guest nodes without a memory backend of \
+                           their own (memdev), or several of one size and a QEMU before 8.1";
+            return self.memory_observed(id, pid, Err(problem.to_owned()));
+        }
+        self.commands.push(Command::ObserveMemory { vm: id, pid, areas });
+    }
+
+    /// A VM's memory was looked at, or could not be.
+    pub(super) fn memory_observed(&mut self, id: VmId, pid: i32, outcome: Result<MemoryObservation, String>) {
+        let Some(vm) = self.vm(id).filter(|vm| vm.description.pid == pid) else { return };
+        let (name, before) = (vm.name().to_owned(), vm.homing.problem.clone());
+        let problem = outcome.as_ref().err().cloned();
+        let (now_ns, policies) = (self.now_ns, self.policies);
+        self.world.take_observation(id, &policies, outcome, now_ns);
+        if let Some(problem) = problem.as_ref().filter(|problem| before.as_ref() != Some(*problem)) {
+            self.log(Level::Warn, format!("{name}: where its memory is cannot be seen: {problem}"));
+        }
+        self.rehomes_observed(id, problem.as_ref());
+        if let Some(wish) = self.world.decide_rehome(id, &policies, now_ns) {
+            self.describe_for_rehome(id, None, Some(wish));
+        }
+        self.resizes_observed(id, problem.as_ref());
+        for (_, request) in self.memory_requests.extract_if(.., |(vm, _)| *vm == id).collect::<Vec<_>>() {
+            let reply = match &problem {
+                None => Reply::Memory(id),
+                Some(problem) => {
+                    Reply::Refused(Refusal::Memory { vm: name.clone(), problem: problem.clone() })
+                }
+            };
+            self.answer(Some(request), reply);
+        }
+    }
+
+    /// Has it watched how hot a VM's memory is.
+    pub(super) fn begin_hotness(&mut self, id: VmId) {
+        let Some(areas) = self.world.hotness_begun(id) else { return };
+        let Some(pid) = self.vm(id).map(|vm| vm.description.pid) else { return };
+        self.commands.push(Command::WatchHotness { vm: id, pid, areas });
+    }
+
+    /// How hot a VM's memory is was watched, or could not be.
+    pub(super) fn hotness_watched(&mut self, id: VmId, pid: i32, outcome: Result<Hotness, String>) {
+        let Some(vm) = self.vm(id).filter(|vm| vm.description.pid == pid) else { return };
+        let (name, before) = (vm.name().to_owned(), vm.homing.hotness.problem.clone());
+        let problem = outcome.as_ref().err().cloned();
+        let (now_ns, policies) = (self.now_ns, self.policies);
+        self.world.take_hotness(id, &policies, outcome, now_ns);
+        if let Some(problem) = problem.filter(|problem| before.as_ref() != Some(problem)) {
+            self.log(Level::Info, format!("{name}: how hot its memory is is not known: {problem}"));
+        }
+    }
+
+    /// Where the memory of a VM is.
+    pub(super) fn memory_of(&self, id: VmId) -> Result<api::VmMemory, Refusal> {
+        let vm = self.vm(id).ok_or_else(|| Refusal::Ended { vm: "the VM".to_owned() })?;
+        let rests_ns = self.world.memory_rests_until_ns(id, self.now_ns);
+        let to_vcpus = self.policies.memory_goes_to_vcpus();
+        Ok(render::vm_memory(vm, &self.policies, to_vcpus, rests_ns, self.now_ns))
+    }
+}

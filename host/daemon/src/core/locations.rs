@@ -1,0 +1,141 @@
+//! Where vCPUs are, and moves of them.
+
+use super::{
+    Core, Reply,
+    counts::{BY_OPERATOR, FOR_REHOME},
+    event::{Ask, Command},
+    refusal::Refusal,
+};
+use vnuma_api as api;
+use vnuma_model::{ApicId, HostNodeId, HostTopology, VcpuLocation};
+use vnuma_policy::world::{HostReading, VcpuReading, VmId};
+use vnuma_process::ActError;
+
+/// With each of so many resyncs (every 30 s by default) threads are looked at that are read once a period as well: to try again to
+/// watch what could not be watched.
+const LOOK_AT_ALL: u32 = 15;
+
+/// When threads were looked at.
+#[derive(Debug, Default)]
+pub(super) struct Looked {
+    /// Resyncs since all of them were, by a command.
+    resyncs: u32,
+    /// By the last period, and these by it, in rising order.
+    read_ns: u64,
+    read: Vec<i32>,
+    /// The last resync.
+    resync_ns: u64,
+}
+
+/// Where a period shows a vCPU. It began before that was read, so that any event from then on counts as newer.
+fn location(host: &HostTopology, seen: &VcpuReading, began_ns: u64) -> Option<VcpuLocation> {
+    let (cpu, allowed) = (seen.cpu?, seen.allowed.as_ref()?);
+    let (node, pinned) = (host.node_of_cpu(cpu)?, host.node_of_cpus(allowed));
+    Some(VcpuLocation { cpu, node, pinned, time_ns: began_ns })
+}
+
+impl Core {
+    /// Has all threads looked at.
+    pub(super) fn look_at_all(&mut self) {
+        self.looked.resyncs = 0;
+        self.look(|_| true);
+    }
+
+    /// The same, but for those that a period has shown since the last resync.
+    pub(super) fn look_at_unread(&mut self) {
+        let resync_ns = std::mem::replace(&mut self.looked.resync_ns, self.now_ns);
+        self.looked.resyncs += 1;
+        if self.looked.read_ns < resync_ns || self.looked.resyncs >= LOOK_AT_ALL {
+            return self.look_at_all();
+        }
+        let read = std::mem::take(&mut self.looked.read);
+        self.look(|tid| read.binary_search(&tid).is_err());
+        self.looked.read = read;
+    }
+
+    fn look(&mut self, wanted: impl Fn(i32) -> bool) {
+        let mut threads = Vec::new();
+        for (&tid, &(vm, _)) in self.threads.iter().filter(|(tid, _)| wanted(**tid)) {
+            if let Some(vm) = self.vm(vm) {
+                threads.push((vm.description.pid, tid));
+            }
+        }
+        if !threads.is_empty() {
+            self.commands.push(Command::Look(threads));
+        }
+    }
+
+    /// A period shows where threads are.
+    pub(super) fn read_locations(&mut self, reading: &HostReading) {
+        let mut read = std::mem::take(&mut self.looked.read);
+        read.clear();
+        for vm in &reading.vms {
+            for seen in &vm.vcpus {
+                let location = location(&self.world.host, seen, reading.began_ns);
+                let its = (vm.vm, seen.vcpu);
+                if location.is_some() && self.threads.get(&seen.tid) == Some(&its) {
+                    self.locate(vm.vm, seen.vcpu, location);
+                    read.push(seen.tid);
+                }
+            }
+        }
+        read.sort_unstable();
+        (self.looked.read_ns, self.looked.read) = (reading.began_ns, read);
+    }
+
+    /// A thread was seen somewhere, or could not be looked at.
+    pub(super) fn located(&mut self, tid: i32, location: Option<VcpuLocation>) {
+        if let Some(&(id, vcpu)) = self.threads.get(&tid) {
+            self.locate(id, vcpu, location);
+        }
+    }
+
+    pub(super) fn locate(&mut self, id: VmId, vcpu: ApicId, location: Option<VcpuLocation>) {
+        if let Some((from, to)) = self.world.locate(id, vcpu, location) {
+            let time_ns = location.map_or(0, |location| location.time_ns);
+            let vm = self.vm(id).map(|vm| vm.name().to_owned()).unwrap_or_default();
+            self.announce(api::Event::Changed { vm, vcpu, from, to, time_ns });
+        }
+    }
+
+    /// The vCPU was unplugged, or the VM is about to end; its hypervisor knows.
+    pub(super) fn thread_ended(&mut self, tid: i32) {
+        // The kernel may reuse its number for a thread of another VM.
+        let Some((id, vcpu)) = self.threads.remove(&tid) else { return };
+        self.commands.push(Command::Unwatch(tid));
+        self.locate(id, vcpu, None);
+        self.recount(id);
+        self.ask_if_connected(id, Ask::Describe);
+    }
+
+    /// A move has ended, one way or the other.
+    pub(super) fn moved(
+        &mut self,
+        id: VmId,
+        vcpu: ApicId,
+        node: HostNodeId,
+        outcome: Result<Option<VcpuLocation>, ActError>,
+    ) {
+        let Some((host, vm)) = self.world.vm_mut(id) else { return };
+        // The VM is gone, and its requests have been answered.
+        let is_it =
+            |known: &vnuma_policy::world::Move| known.in_flight && (known.vcpu, known.node) == (vcpu, node);
+        let Some(position) = vm.moves.iter().position(is_it) else { return };
+        let ended = vm.moves.remove(position);
+        let name = vm.name().to_owned();
+        let location = match outcome {
+            Ok(location) => location,
+            Err(source) => {
+                let refusal = Refusal::Move { vm: name, vcpu, node, source };
+                self.vcpu_rehomed(id, vcpu, Err(refusal.to_string()));
+                return self.answer(ended.request, Reply::Refused(refusal));
+            }
+        };
+        vm.assign(host, vcpu, node, ended.mover);
+        self.counts.moved(id, if ended.request.is_some() { BY_OPERATOR } else { FOR_REHOME });
+        self.moved_by_operator(id, vcpu);
+        self.locate(id, vcpu, location);
+        self.vcpu_rehomed(id, vcpu, Ok(()));
+        self.answer(ended.request, Reply::Vm(id));
+    }
+}

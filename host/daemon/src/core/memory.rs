@@ -1,0 +1,58 @@
+//! Memory of VMs that policies move.
+
+use super::{
+    Core,
+    event::{Ask, Command, Level},
+    render,
+};
+use vnuma_api as api;
+use vnuma_policy::{
+    scheduling::memory::{MemoryReason, MoveMemory},
+    world::{LastMemoryMove, MemoryMoved, VmId},
+};
+
+impl Core {
+    /// Has memory moved. It takes a while; others are not kept waiting.
+    pub(super) fn begin_memory(&mut self, id: VmId, order: MoveMemory) {
+        let now_ns = self.now_ns;
+        let Some(begun) = self.world.memory_begun(id, order.clone(), now_ns) else { return };
+        let Some(vm) = self.vm(id) else { return };
+        let (name, pid) = (vm.name().to_owned(), vm.description.pid);
+        self.commands.push(Command::MoveMemory { vm: id, pid, order });
+        self.tell_memory(name, &begun);
+    }
+
+    /// Memory was moved, or could not be. The move goes on, or has ended.
+    pub(super) fn memory_moved(&mut self, id: VmId, pid: i32, moved: MemoryMoved, ended: bool) {
+        let now_ns = self.now_ns;
+        let Some(vm) = self.vm(id).filter(|vm| vm.description.pid == pid) else { return };
+        let name = vm.name().to_owned();
+        let Some(last) = self.world.memory_moved(id, moved, ended, now_ns) else { return };
+        if !ended {
+            return;
+        }
+        self.tell_memory(name, &last);
+        // A re-home goes on with what is there now.
+        if last.moved.bytes > 0 || matches!(last.order.why, MemoryReason::Rehome(_)) {
+            // A guest node may have another home now, and its guest is told then.
+            if let Some((_, vm)) = self.world.vm_mut(id) {
+                vm.described_ns = now_ns;
+            }
+            self.ask_if_connected(id, Ask::Describe);
+        }
+    }
+
+    /// A policy has no more to say: the move that is under way ends, if it has such a reason.
+    pub(super) fn stop_memory(&mut self, id: VmId, is_its: impl FnOnce(&MemoryReason) -> bool) {
+        let last = self.vm(id).and_then(|vm| vm.scheduling.memory.last.as_ref());
+        if last.is_some_and(|last| last.ended_ns.is_none() && is_its(&last.order.why)) {
+            self.commands.push(Command::StopMemory(id));
+        }
+    }
+
+    fn tell_memory(&mut self, vm: String, last: &LastMemoryMove) {
+        let step = render::memory_step(last);
+        self.log(Level::Info, format!("{vm}: {}", step.text()));
+        self.announce(api::Event::Memory { vm, step });
+    }
+}

@@ -1,0 +1,474 @@
+//! VMs that migrate to another host, and VMs that arrive from one.
+//!
+//! | | |
+//! |---|---|
+//! | `vnumactl migrate` | the steps of [`Migration`]: its orders become commands, and outcomes its events |
+//! | a VM that is at its destination | is forgotten, by whatever it was migrated |
+//! | a VM that is marked | is attached as soon as its guest runs: after its arrival, or where a migration has failed |
+//! | a VM that arrives with its channel | the channel is plugged anew, as QEMU does not connect it to the guest |
+
+use super::{
+    Core, Reply,
+    event::{Ask, Command, Level},
+    refusal::Refusal,
+    requests::check_publishable,
+};
+use vnuma_api as api;
+use vnuma_hypervisor::{Migration as Reported, MigrationStatus, VmError, VmHandle};
+use vnuma_model::VmDescription;
+use vnuma_policy::{
+    migration::{Figures, Migration, MigrationEvent, Order, Phase, Stage},
+    world::{ChannelEvent, ChannelState, ConnectionId, LinkEvent, RequestId, Vm, VmId, has_left},
+};
+
+/// The request of nobody: what is done without one has it. The shell's begin with 1.
+pub(super) const NOBODY: RequestId = 0;
+
+/// Migrations of VMs that are gone, which can still be asked for.
+const REMEMBERED: usize = 64;
+
+impl Core {
+    /// An operator wants a VM to go to another host.
+    pub(super) fn want_migration(
+        &mut self,
+        request: RequestId,
+        name: &str,
+        destination: String,
+        post_copy: bool,
+    ) -> Result<(), Refusal> {
+        let (id, vm, _) = self.connected(name)?;
+        let vm_name = || name.to_owned();
+        refuse_if_migrating(vm)?;
+        let handle = self.world.get(id).map(|managed| VmHandle::new(managed.handle.as_str()));
+        let taken = handle.map(|handle| handle.check_destination(&destination));
+        if let Some(Err(why)) = taken {
+            let destination = super::sanitize(&destination);
+            return Err(Refusal::Destination { vm: vm_name(), destination, why });
+        }
+        if vm.waits() {
+            return Err(Refusal::Waits { vm: vm_name() });
+        }
+        let attached = match vm.channel {
+            ChannelState::Detached => false,
+            ChannelState::Attached(_) => true,
+            ChannelState::Lost | ChannelState::LostDetaching(_) => {
+                return Err(Refusal::Lost { vm: vm_name() });
+            }
+            ChannelState::Attaching(_) | ChannelState::AttachTimedOut => {
+                return Err(Refusal::Attaching { vm: vm_name() });
+            }
+            ChannelState::Recovering => return Err(Refusal::Recovering { vm: vm_name() }),
+            ChannelState::Detaching(..) => return Err(Refusal::Detaching { vm: vm_name() }),
+            ChannelState::Replugging(_) => return Err(Refusal::Replugging { vm: vm_name() }),
+        };
+        let now_ns = self.now_ns;
+        self.log(Level::Info, format!("{name}: it migrates to {destination}"));
+        if let Some((_, vm)) = self.world.vm_mut(id) {
+            // The migration asks for that itself.
+            vm.unplug = None;
+            vm.migration = Some(Migration::new(destination, post_copy, attached, now_ns));
+        }
+        self.migrating.insert(id);
+        self.answer(Some(request), Reply::Migration(vm_name()));
+        Ok(())
+    }
+
+    /// Somebody wants to see how far it is.
+    pub(super) fn want_migration_shown(&mut self, request: RequestId, name: &str) -> Result<(), Refusal> {
+        self.migration_of(name)?;
+        self.answer(Some(request), Reply::Migration(name.to_owned()));
+        Ok(())
+    }
+
+    /// An operator wants it to end.
+    pub(super) fn cancel_migration(&mut self, request: RequestId, name: &str) -> Result<(), Refusal> {
+        let known = self.migration_of(name)?;
+        let past =
+            |why| Refusal::PastCancel { vm: name.to_owned(), destination: known.destination.clone(), why };
+        let Some(id) = self.names.get(name).copied() else { return Err(past("it is over")) };
+        let Some(migration) = self.vm(id).and_then(|vm| vm.migration.as_ref()) else {
+            return Err(past("it is over"));
+        };
+        if migration.phase().is_over() || migration.phase() == Phase::Returning {
+            return Err(past("it is over"));
+        }
+        if !migration.may_be_cancelled() {
+            return Err(past("the guest runs at the destination, and part of its memory is there only"));
+        }
+        self.migration_event(id, MigrationEvent::CancelWanted);
+        self.answer(Some(request), Reply::Migration(name.to_owned()));
+        Ok(())
+    }
+
+    /// The last migration of a VM, which may be gone.
+    pub(super) fn migration_of(&self, name: &str) -> Result<api::Migration, Refusal> {
+        let here = self.names.get(name).and_then(|id| self.vm(*id));
+        let shown = here.and_then(|vm| Some(shown(vm.name(), vm.migration.as_ref()?)));
+        let gone = || self.migrated.iter().rev().find(|known| known.vm == name).cloned();
+        match (shown.or_else(gone), here) {
+            (Some(shown), _) => Ok(shown),
+            (None, Some(_)) => Err(Refusal::NoMigration { vm: name.to_owned() }),
+            (None, None) => Err(Refusal::NoVm(name.to_owned())),
+        }
+    }
+
+    /// Something happened to a migration, if there is one.
+    pub(super) fn migration_event(&mut self, id: VmId, event: MigrationEvent) {
+        let now_ns = self.now_ns;
+        if self.vm(id).is_some_and(|vm| vm.migration.is_some())
+            && let Some((_, vm)) = self.world.vm_mut(id)
+            && let Some(migration) = &mut vm.migration
+        {
+            migration.on(event, now_ns);
+        }
+    }
+
+    /// Takes migrations on. Called at each step, as most events may be what one waits for.
+    pub(super) fn advance_migrations(&mut self) {
+        for id in self.migrating.clone() {
+            self.advance_migration(id);
+            let Some(vm) = self.vm(id) else {
+                self.migrating.remove(&id);
+                continue;
+            };
+            if vm.is_migrating() {
+                continue;
+            }
+            self.migrating.remove(&id);
+            self.migration_ended(id);
+        }
+    }
+
+    fn advance_migration(&mut self, id: VmId) {
+        let now_ns = self.now_ns;
+        let Some(connection) = self.world.get(id).map(|managed| managed.responsive()) else { return };
+        let Some((_, vm)) = self.world.vm_mut(id) else { return };
+        let Some(migration) = &mut vm.migration else { return };
+        migration.tick(now_ns);
+        if migration.phase() == Phase::Returning {
+            return self.attach_marked(id);
+        }
+        let (Some(order), Some(connection)) = (migration.due(now_ns), connection) else { return };
+        migration.ordered(order, now_ns);
+        let (destination, post_copy) = (migration.destination.clone(), migration.post_copy);
+        let command = match order {
+            Order::Mark => {
+                vm.unmarking = false;
+                Command::Ask(connection, Ask::Mark(true))
+            }
+            Order::Begin => Command::Migrate(connection, destination, post_copy),
+            Order::Look => Command::Ask(connection, Ask::LookAtMigration),
+            Order::Switch => Command::Ask(connection, Ask::SwitchMigration),
+            Order::Cancel => Command::Ask(connection, Ask::CancelMigration),
+            Order::Detach => {
+                if self.channel_event(id, ChannelEvent::DetachRequested(NOBODY)).is_none() {
+                    let plugged = self.vm(id).is_some_and(|vm| vm.channel != ChannelState::Detached);
+                    let problem = "its topology channel is in use by another request".to_owned();
+                    let event = match plugged {
+                        true => MigrationEvent::ReleaseFailed(problem),
+                        false => MigrationEvent::Released,
+                    };
+                    return self.migration_event(id, event);
+                }
+                Command::Ask(connection, Ask::Detach)
+            }
+        };
+        self.commands.push(command);
+    }
+
+    fn migration_ended(&mut self, id: VmId) {
+        let Some(vm) = self.vm(id) else { return };
+        let (name, Some(migration)) = (vm.name().to_owned(), &vm.migration) else { return };
+        let (phase, keeps_mark) = (migration.phase(), migration.keeps_mark());
+        let problem = migration.problem.as_ref().map(|problem| format!(": {problem}")).unwrap_or_default();
+        let line = format!("{name}: its migration to {}: {}{problem}", migration.destination, phase.name());
+        let level = if phase == Phase::Failed { Level::Warn } else { Level::Info };
+        self.counts.migration(phase);
+        self.log(level, line);
+        if phase == Phase::Done {
+            return self.left(id);
+        }
+        if vm_is_served(self.vm(id)) && !keeps_mark {
+            self.unmark(id);
+        }
+    }
+
+    /// The VM is at another host: its QEMU here is left alone from now on. Should that go on all the same, it is found again.
+    pub(super) fn left(&mut self, id: VmId) {
+        self.migration_event(id, MigrationEvent::Left);
+        if let Some(vm) = self.vm(id) {
+            let line = format!("{}: it has left for another host", vm.name());
+            self.log(Level::Info, line);
+        }
+        self.drop_left(id);
+        let now_ns = self.now_ns;
+        self.link_event(id, LinkEvent::Lost { problem: None, known: false, at_once: false, now_ns });
+    }
+
+    /// A VM is gone: what became of its migration can still be asked for.
+    pub(super) fn remember_migration(&mut self, id: VmId, mut vm: Vm) {
+        let Some(mut migration) = vm.migration.take() else { return };
+        // Others were counted when they ended.
+        if self.migrating.contains(&id) {
+            self.counts.migration(migration.phase());
+        }
+        if !migration.phase().is_over() {
+            migration.problem = Some("its QEMU has ended".to_owned());
+        }
+        let over = migration.phase().is_over();
+        let mut known = shown(vm.name(), &migration);
+        if !over {
+            known.state = Phase::Failed.name().to_owned();
+        }
+        self.migrated.retain(|other| other.vm != known.vm);
+        if self.migrated.len() == REMEMBERED {
+            self.migrated.pop_front();
+        }
+        self.migrated.push_back(known);
+    }
+
+    /// What QEMU says of a migration.
+    pub(super) fn migration_looked(&mut self, id: VmId, outcome: Result<Reported, VmError>) {
+        let event = match outcome {
+            Ok(reported) => looked(reported),
+            Err(error) => MigrationEvent::LookFailed(error.to_string()),
+        };
+        self.migration_event(id, event);
+    }
+
+    /// Telling it to begin has ended.
+    pub(super) fn migration_begun(&mut self, id: VmId, outcome: Result<(), VmError>) {
+        let event = match outcome {
+            Ok(()) => MigrationEvent::Begun(Ok(())),
+            // Before it was told.
+            Err(error @ VmError::Silent { .. }) => MigrationEvent::Busy(error.to_string()),
+            Err(VmError::Timeout { vm, command, limit_ms }) if command != "migrate" => {
+                MigrationEvent::Busy(VmError::Timeout { vm, command, limit_ms }.to_string())
+            }
+            Err(error) if error.may_be_answered() || lost(&error) => MigrationEvent::BeginUnanswered,
+            Err(error) => MigrationEvent::Begun(Err(format!("{error} (docs/migration.md)"))),
+        };
+        self.migration_event(id, event);
+    }
+
+    /// The guest has not let go of the channel's device.
+    pub(super) fn release_failed(&mut self, id: VmId, error: &VmError) {
+        let pending =
+            matches!(error, VmError::DetachPending { .. }) || error.may_be_answered() || lost(error);
+        let event = match pending {
+            true => MigrationEvent::ReleasePending,
+            false => MigrationEvent::ReleaseFailed(error.to_string()),
+        };
+        self.migration_event(id, event);
+    }
+
+    /// An operator wants a VM attached as soon as its guest runs.
+    pub(super) fn attach_on_arrival(&mut self, request: RequestId, name: &str) -> Result<(), Refusal> {
+        let (id, vm, connection) = self.connected(name)?;
+        if vm.description.run_state == "running" || vm.channel != ChannelState::Detached {
+            return self.attach(request, name);
+        }
+        refuse_if_migrating(vm)?;
+        check_publishable(vm)?;
+        self.mark_requests.push((id, request));
+        self.mark(id, connection);
+        Ok(())
+    }
+
+    /// A VM is marked, or not, or that could not be changed.
+    pub(super) fn marked(&mut self, id: VmId, outcome: Result<bool, VmError>) {
+        if let (Ok(marked), Some((_, vm))) = (&outcome, self.world.vm_mut(id)) {
+            vm.marked = *marked;
+            vm.unmarking &= *marked;
+        }
+        let waiting: Vec<_> = self.mark_requests.extract_if(.., |(vm, _)| *vm == id).collect();
+        let mut first = Some(outcome);
+        for (_, request) in waiting {
+            let reply = match first.take() {
+                Some(Err(error)) => Reply::Refused(error.into()),
+                _ => Reply::Vm(id),
+            };
+            self.answer(Some(request), reply);
+        }
+        let event = match first {
+            Some(Ok(true)) => MigrationEvent::Marked(Ok(())),
+            Some(Err(error)) if is_busy(&error) => MigrationEvent::Busy(error.to_string()),
+            Some(Err(error)) => MigrationEvent::Marked(Err(error.to_string())),
+            _ => return self.attach_marked(id),
+        };
+        self.migration_event(id, event);
+        self.attach_marked(id);
+    }
+
+    fn mark(&mut self, id: VmId, connection: ConnectionId) {
+        if let Some((_, vm)) = self.world.vm_mut(id) {
+            vm.unmarking = false;
+        }
+        self.commands.push(Command::Ask(connection, Ask::Mark(true)));
+    }
+
+    /// Has the mark taken away. If that fails it is tried again when somebody detaches the VM.
+    pub(super) fn unmark(&mut self, id: VmId) {
+        if self.vm(id).is_some_and(|vm| vm.marked) {
+            if let Some((_, vm)) = self.world.vm_mut(id) {
+                vm.unmarking = true;
+            }
+            self.ask_if_connected(id, Ask::Mark(false));
+        }
+    }
+
+    /// Attaches a VM that is marked, if its guest runs here now.
+    pub(super) fn attach_marked(&mut self, id: VmId) {
+        let Some(vm) = self.vm(id).filter(|vm| vm.is_to_be_attached()) else { return };
+        let refused = check_publishable(vm).err().map(|refusal| refusal.to_string());
+        let Some(connection) = self.world.get(id).and_then(|managed| managed.responsive()) else { return };
+        if let Some(problem) = refused {
+            return self.attach_marked_failed(id, problem);
+        }
+        // What was tried a moment ago is not tried at each event.
+        if self.attach_tried.get(&id).is_some_and(|(tried_ns, _)| self.now_ns < tried_ns + ATTACH_PAUSE_NS) {
+            return;
+        }
+        let problem = self.attach_tried.remove(&id).and_then(|(_, problem)| problem);
+        self.attach_tried.insert(id, (self.now_ns, problem));
+        let epoch = self.epochs.take();
+        self.channel_event(id, ChannelEvent::AttachRequested(NOBODY));
+        self.commands.push(Command::Ask(connection, Ask::Attach(epoch)));
+    }
+
+    /// All of them, in case one could not be attached before.
+    pub(super) fn attach_all_marked(&mut self) {
+        let marked = |vm: &Vm| vm.is_to_be_attached();
+        let due: Vec<_> = self.world.iter().filter(|(_, m)| m.vm.as_ref().is_some_and(marked)).collect();
+        let due: Vec<VmId> = due.into_iter().map(|(id, _)| id).collect();
+        due.into_iter().for_each(|id| self.attach_marked(id));
+    }
+
+    /// QEMU has an event for the end of the guest's run, and none for that of the migration which follows.
+    pub(super) fn describe_leaving(&mut self) {
+        let leaves = |vm: &Vm| vm.description.run_state == "finish-migrate";
+        let all = self.world.iter().filter(|(_, managed)| managed.vm.as_ref().is_some_and(leaves));
+        let all: Vec<VmId> = all.map(|(id, _)| id).collect();
+        all.into_iter().for_each(|id| self.ask_if_connected(id, Ask::Describe));
+    }
+
+    /// A VM that is marked could not be attached. It is said once.
+    pub(super) fn attach_marked_failed(&mut self, id: VmId, problem: String) {
+        let now_ns = self.now_ns;
+        let known = self.attach_tried.entry(id).or_insert((now_ns, None));
+        if known.1.as_ref() == Some(&problem) {
+            return;
+        }
+        known.1 = Some(problem.clone());
+        let name = self.vm(id).map(|vm| vm.name().to_owned()).unwrap_or_default();
+        self.log(Level::Warn, format!("{name}: it could not be attached yet, which is tried on: {problem}"));
+        self.migration_event(id, MigrationEvent::AttachFailed(problem));
+    }
+
+    /// It is attached, for whomever.
+    pub(super) fn attached_again(&mut self, id: VmId) {
+        self.attach_tried.remove(&id);
+        self.migration_event(id, MigrationEvent::Attached);
+        self.unmark(id);
+    }
+
+    /// A VM was described that waited for its guest when it was described before: what was known of its vCPUs is of nobody's choice.
+    pub(super) fn arrived(&mut self, id: VmId) {
+        let Some((_, vm)) = self.world.vm_mut(id) else { return };
+        vm.assigned.clear();
+        let (name, plugged) = (vm.name().to_owned(), vm.channel.is_plugged());
+        self.log(Level::Info, format!("{name}: its guest has arrived"));
+        if plugged {
+            self.plug_anew(id);
+        }
+    }
+
+    /// A VM has arrived with its channel: the memory has what the other host has published, and with KVM QEMU delivers none of the
+    /// channel's interrupts after that. It is unplugged, and plugged again as the VM is marked.
+    pub(super) fn plug_anew(&mut self, id: VmId) {
+        let Some(connection) = self.world.get(id).and_then(|managed| managed.responsive()) else { return };
+        if self.channel_event(id, ChannelEvent::DetachRequested(NOBODY)).is_some() {
+            self.mark(id, connection);
+            self.is_to_be_unplugged(id);
+            self.commands.push(Command::Ask(connection, Ask::Detach));
+        }
+    }
+
+    /// Requests of a VM that is gone.
+    pub(super) fn marks_gone(&mut self, id: VmId) -> Vec<Option<RequestId>> {
+        self.attach_tried.remove(&id);
+        self.mark_requests.extract_if(.., |(vm, _)| *vm == id).map(|(_, request)| Some(request)).collect()
+    }
+}
+
+/// Between two attempts to attach a VM that is marked.
+const ATTACH_PAUSE_NS: u64 = 1_000_000_000;
+
+/// Does this description say that a VM which waited does not any more?
+pub(super) fn has_arrived(before: &Vm, description: &VmDescription) -> bool {
+    before.waits() && description.run_state != before.description.run_state && !has_left(description)
+}
+
+/// Why nothing else is done with the channel of a VM that migrates.
+pub(super) fn refuse_if_migrating(vm: &Vm) -> Result<(), Refusal> {
+    match vm.migration.as_ref().filter(|migration| !migration.phase().is_over()) {
+        Some(migration) => {
+            let destination = migration.destination.clone();
+            Err(Refusal::Migrating { vm: vm.name().to_owned(), destination })
+        }
+        None => Ok(()),
+    }
+}
+
+fn vm_is_served(vm: Option<&Vm>) -> bool {
+    vm.is_some_and(|vm| vm.channel.publisher().is_some())
+}
+
+/// It may do the same later.
+fn is_busy(error: &VmError) -> bool {
+    error.may_be_answered() || lost(error) || matches!(error, VmError::Silent { .. })
+}
+
+fn lost(error: &VmError) -> bool {
+    matches!(error, VmError::Disconnected { .. } | VmError::Io { .. })
+}
+
+fn looked(reported: Reported) -> MigrationEvent {
+    let stage = match reported.status {
+        MigrationStatus::None => Stage::None,
+        MigrationStatus::Setup | MigrationStatus::Active | MigrationStatus::Cancelling => Stage::Active,
+        MigrationStatus::PostCopy | MigrationStatus::PostCopyPaused => Stage::PostCopy,
+        MigrationStatus::Cancelled => Stage::Cancelled,
+        MigrationStatus::Completed => Stage::Completed,
+        MigrationStatus::Failed => Stage::Failed,
+    };
+    let figures = Figures {
+        sent_bytes: reported.sent_bytes,
+        left_bytes: reported.left_bytes,
+        total_bytes: reported.total_bytes,
+        passes: reported.passes,
+        downtime_ms: reported.downtime_ms,
+    };
+    let broke = "the connection broke while memory was on its way; QEMU can go on (migrate-recover), and the VM stands still till then";
+    let paused = reported.status == MigrationStatus::PostCopyPaused;
+    MigrationEvent::Looked(stage, figures, reported.problem.or_else(|| paused.then(|| broke.to_owned())))
+}
+
+fn shown(name: &str, migration: &Migration) -> api::Migration {
+    let Figures { sent_bytes, left_bytes, total_bytes, passes, downtime_ms } = migration.figures;
+    let phase = migration.phase();
+    let cancelling = migration.is_cancelled() && matches!(phase, Phase::Starting | Phase::Sending);
+    api::Migration {
+        vm: name.to_owned(),
+        destination: migration.destination.clone(),
+        post_copy: migration.post_copy,
+        attached: migration.attached,
+        state: if cancelling { "cancelling" } else { phase.name() }.to_owned(),
+        sent_bytes,
+        left_bytes,
+        total_bytes,
+        passes,
+        downtime_ms,
+        problem: migration.problem.clone(),
+    }
+}

@@ -1,0 +1,344 @@
+//! vnumad's decisions, without I/O, threads or clock: events in, commands out.
+//!
+//! ```text
+//!            ┌──────────────────────────── Core::step ────────────────────────────┐
+//!  Event ───▶│ observe ──▶ World ──▶ decide ──▶ Plan ──▶ act, publish ──▶ commands │───▶ Command
+//!    ▲       └─────────────────────────────────────────────────────────────────────┘       │
+//!    └──────────────────────── outcome of each command ◀── whoever carries it out ◀─────────┘
+//! ```
+//!
+//! | file | |
+//! |---|---|
+//! | [`event`] | the events and commands |
+//! | `vms` | VMs come, change and go |
+//! | `channels` | their topology channels |
+//! | `locations` | where their vCPUs are |
+//! | `names` | what VMs are called |
+//! | `requests` | what operators want |
+//! | `act` | a plan becomes commands |
+//! | `scheduling` | policies of VMs, and the masks that they want |
+//! | `others` | threads of VMs that run no vCPU |
+//! | `memory` | memory that is moved |
+//! | `homing` | where memory is, and what is displaced |
+//! | `rehome` | guest nodes that get another home |
+//! | `resize` | guest nodes that grow and shrink |
+//! | `migration` | VMs that leave for another host, or arrive |
+//! | `render` | VMs in the form of the API |
+//! | `counts` | what was done to VMs, summed up for metrics |
+//! | `uses` | what VMs have of the host, for those who place another one |
+
+mod act;
+mod channels;
+pub(crate) mod content;
+pub mod counts;
+mod epochs;
+pub mod event;
+mod homing;
+mod locations;
+mod memory;
+mod migration;
+mod names;
+mod others;
+mod refusal;
+mod rehome;
+mod render;
+mod requests;
+mod resize;
+mod scheduling;
+pub(crate) mod uses;
+mod vms;
+
+pub use refusal::{Refusal, sanitize};
+
+use crate::config::Intervals;
+use event::{Answer, Command, Event, Level};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
+    time::Duration,
+};
+use vnuma_api as api;
+use vnuma_model::{ApicId, HostTopology};
+use vnuma_policy::{
+    Policies, World, decide,
+    rehome::Rehome,
+    sizing::Resize,
+    world::{ConnectionId, RehomeWish, RequestId, ResizeWish, Vm, VmId},
+};
+
+/// Everything that is known, and what follows from it.
+pub struct Core {
+    world: World,
+    policies: Policies,
+    epochs: epochs::Epochs,
+    last_id: u64,
+    /// VMs by the backends' names for them.
+    handles: HashMap<String, VmId>,
+    /// Known VMs by name.
+    names: HashMap<String, VmId>,
+    /// Handles that lead to a process whose VM another handle has, and that process.
+    twins: HashMap<VmId, i32>,
+    /// VM of each connection.
+    connections: HashMap<ConnectionId, VmId>,
+    /// Which vCPU a thread runs.
+    threads: BTreeMap<i32, (VmId, ApicId)>,
+    /// When they were looked at.
+    looked: locations::Looked,
+    /// Threads of each VM that are watched.
+    watched: HashMap<VmId, Vec<i32>>,
+    /// Attaches that are answered with the first publication.
+    first_publication: HashMap<VmId, RequestId>,
+    /// VMs whose threads are counted, and how they were when that was ordered.
+    counted: HashMap<VmId, (i32, Vec<(ApicId, i32)>)>,
+    /// VMs whose threads may have changed since.
+    recount: BTreeSet<VmId>,
+    /// VMs because of which threads are counted.
+    scheduled: BTreeSet<VmId>,
+    /// Threads are counted, as some VM has a policy.
+    counting: bool,
+    /// Why steps of policies were not made, the last time.
+    confine_problems: BTreeMap<(VmId, ApicId), String>,
+    /// VMs whose threads scx_vnuma was told of, if it is loaded.
+    ranked: BTreeMap<VmId, i32>,
+    /// Changes of a policy that are answered when all masks are the operator's again.
+    policy_requests: Vec<(VmId, RequestId)>,
+    /// Requests that are answered when the VM's memory was looked at.
+    memory_requests: Vec<(VmId, RequestId)>,
+    /// Re-homes that begin, or are shown, when the VM was described.
+    rehome_described: Vec<(VmId, Option<RequestId>, Option<RehomeWish>)>,
+    /// Re-homes that begin when the VM's memory was looked at.
+    rehome_requests: Vec<(VmId, Option<RequestId>, RehomeWish)>,
+    /// VMs with a guest node that gets another home.
+    rehoming: BTreeSet<VmId>,
+    /// Changes of guest nodes that begin when the VM was described, and then looked at, which is under way with `true`.
+    resize_requests: Vec<(VmId, RequestId, ResizeWish, bool)>,
+    /// VMs with a guest node that grows or shrinks.
+    resizing: BTreeSet<VmId>,
+    /// VMs that migrate.
+    migrating: BTreeSet<VmId>,
+    /// What was done, summed up.
+    counts: counts::Counts,
+    /// Last migrations of VMs that are gone.
+    migrated: VecDeque<api::Migration>,
+    /// Requests that are answered when the VM is marked.
+    mark_requests: Vec<(VmId, RequestId)>,
+    /// When it was tried last to attach VMs that are marked, and why that failed.
+    attach_tried: BTreeMap<VmId, (u64, Option<String>)>,
+    /// Resyncs since it was looked for scx_vnuma.
+    unlooked: u32,
+    /// Why VMs could not be listed, the last time.
+    scan_problem: Option<String>,
+    /// Most between two descriptions of a VM whose memory is not bound.
+    describe_ns: u64,
+    now_ns: u64,
+    commands: Vec<Command>,
+    /// Answers of this step. They are given last, so that they show the state after it.
+    replies: Vec<(RequestId, Reply)>,
+}
+
+/// With each of so many resyncs it is looked for scx_vnuma, which wakes a thread up: while a VM has a policy, and while none has
+/// (every 10 and 30 s by default). Before each step of a policy it is looked for as well.
+const LOOK_FOR_SCHEDULER: [u32; 2] = [5, 15];
+
+/// An answer that shows things as they are when it is given.
+enum Reply {
+    Refused(Refusal),
+    Vm(VmId),
+    Scheduling(VmId),
+    Memory(VmId),
+    Rehome(VmId, Option<Rehome>),
+    Sizes(VmId, Option<Resize>),
+    Migration(String),
+    Replugged { vm: VmId, vcpu: ApicId, new_vcpu: ApicId, guest_node: u32 },
+}
+
+impl Core {
+    /// A core that knows the host and no VMs. No earlier vnumad may have used `first_epoch`.
+    pub fn new(host: HostTopology, policies: Policies, first_epoch: u32) -> Self {
+        Self {
+            world: World::new(host),
+            policies,
+            epochs: epochs::Epochs::after(first_epoch),
+            last_id: 0,
+            handles: HashMap::new(),
+            names: HashMap::new(),
+            twins: HashMap::new(),
+            connections: HashMap::new(),
+            threads: BTreeMap::new(),
+            looked: locations::Looked::default(),
+            watched: HashMap::new(),
+            first_publication: HashMap::new(),
+            counted: HashMap::new(),
+            recount: BTreeSet::new(),
+            scheduled: BTreeSet::new(),
+            counting: false,
+            confine_problems: BTreeMap::new(),
+            ranked: BTreeMap::new(),
+            policy_requests: Vec::new(),
+            memory_requests: Vec::new(),
+            rehome_described: Vec::new(),
+            rehome_requests: Vec::new(),
+            rehoming: BTreeSet::new(),
+            resize_requests: Vec::new(),
+            resizing: BTreeSet::new(),
+            migrating: BTreeSet::new(),
+            counts: counts::Counts::default(),
+            migrated: VecDeque::new(),
+            mark_requests: Vec::new(),
+            attach_tried: BTreeMap::new(),
+            unlooked: u32::MAX,
+            scan_problem: None,
+            describe_ns: Intervals::default().describe.as_nanos() as u64,
+            now_ns: 0,
+            commands: Vec::new(),
+            replies: Vec::new(),
+        }
+    }
+
+    /// Has VMs whose memory is not bound described at the latest after so long.
+    pub fn describing_every(self, interval: Duration) -> Self {
+        Self { describe_ns: interval.as_nanos() as u64, ..self }
+    }
+
+    /// The body of the loop: takes in an event, decides, and returns commands in the order in which they are to be
+    /// carried out.
+    pub fn step(&mut self, now_ns: u64, event: Event) -> Vec<Command> {
+        self.now_ns = now_ns;
+        self.observe(event);
+        self.advance_rehomes();
+        self.advance_resizes();
+        self.advance_migrations();
+        self.world.refresh(&self.policies, now_ns);
+        let plan = decide(&self.world, &self.policies, now_ns);
+        self.act(plan);
+        self.count();
+        self.world.commit(&self.policies, now_ns);
+        self.give_answers();
+        let mut commands = std::mem::take(&mut self.commands);
+        // Guests first: to wake a watcher of events or to write a log line takes as long as to ring.
+        commands.sort_by_key(|command| matches!(command, Command::Announce(_) | Command::Log(..)));
+        commands
+    }
+
+    /// When [`Event::Woken`] is due, if nothing else happens.
+    pub fn next_deadline_ns(&self) -> Option<u64> {
+        self.world.next_deadline_ns()
+    }
+
+    /// What was done so far.
+    pub fn counts(&self) -> &counts::Counts {
+        &self.counts
+    }
+
+    /// All that is known, to be looked at.
+    pub fn world(&self) -> &World {
+        &self.world
+    }
+
+    fn observe(&mut self, event: Event) {
+        match event {
+            Event::Scanned(Ok(candidates)) => self.scanned(candidates),
+            Event::Scanned(Err(problem)) => self.scan_failed(problem),
+            Event::Hypervisor(connection, report) => self.reported(connection, report),
+            Event::Located(tid, location) => self.located(tid, location),
+            Event::ThreadEnded(tid) => self.thread_ended(tid),
+            Event::Acknowledged(vm, generation) => self.acknowledged(vm, generation),
+            Event::Driver(vm, status) => self.driver_reported(vm, status),
+            Event::Published(vm, outcome) => self.published(vm, outcome),
+            Event::Moved(vm, vcpu, node, outcome) => self.moved(vm, vcpu, node, outcome),
+            Event::ProcessState(vm, pid, stopped) => self.process_state(vm, pid, stopped),
+            Event::MainLoopBusy(vm, pid) => self.main_loop_busy(vm, pid),
+            Event::ProcessEnded(vm, pid) => self.process_ended(vm, pid),
+            Event::HostChanged(host) => self.host_changed(host),
+            Event::Requested(request, wanted) => self.requested(request, wanted),
+            Event::Sampled(reading) => self.sampled(*reading),
+            Event::Confined(vm, pid, outcomes) => self.confined(vm, pid, outcomes),
+            Event::Followed(vm, pid, outcome) => self.followed(vm, pid, outcome),
+            Event::MemoryObserved(vm, pid, outcome) => self.memory_observed(vm, pid, outcome),
+            Event::HotnessWatched(vm, pid, outcome) => self.hotness_watched(vm, pid, outcome),
+            Event::MemoryMoved(vm, pid, moved, ended) => self.memory_moved(vm, pid, moved, ended),
+            Event::Switched(switch) => self.switched(switch),
+            Event::MasksRestored(vm, pid, outcome) => self.masks_restored(vm, pid, outcome),
+            Event::Resync => self.resync(),
+            Event::Woken => {}
+        }
+        self.connect_due();
+        self.look_for_devices();
+    }
+
+    /// Answers a request, if there is one, at the end of the step.
+    fn answer(&mut self, request: Option<RequestId>, reply: Reply) {
+        self.replies.extend(request.map(|request| (request, reply)));
+    }
+
+    fn give_answers(&mut self) {
+        self.answer_policies();
+        for (request, reply) in std::mem::take(&mut self.replies) {
+            let show = |id| {
+                let shown = self.world.get(id).and_then(render::managed);
+                shown.ok_or_else(|| Refusal::Ended { vm: "the VM".to_owned() })
+            };
+            let answer = match reply {
+                Reply::Refused(refusal) => Err(refusal),
+                Reply::Memory(id) => self.memory_of(id).map(|shown| Answer::Memory(Box::new(shown))),
+                Reply::Rehome(id, planned) => {
+                    let shown = self.rehome_of(id, planned.as_ref());
+                    shown.map(|shown| Answer::Rehome(Box::new(shown)))
+                }
+                Reply::Sizes(id, planned) => {
+                    let shown = self.sizes_of(id, planned.as_ref());
+                    shown.map(|shown| Answer::Sizes(Box::new(shown)))
+                }
+                Reply::Migration(name) => {
+                    self.migration_of(&name).map(|shown| Answer::Migration(Box::new(shown)))
+                }
+                Reply::Scheduling(id) => self.scheduling(id).map(|shown| Answer::Scheduling(Box::new(shown))),
+                Reply::Vm(id) => show(id).map(|vm| Answer::Vm(Box::new(vm))),
+                Reply::Replugged { vm, vcpu, new_vcpu, guest_node } => show(vm)
+                    .map(|vm| Answer::Replugged(Box::new(api::Replugged { vcpu, new_vcpu, guest_node, vm }))),
+            };
+            self.commands.push(Command::Reply(request, answer));
+        }
+    }
+
+    fn host_changed(&mut self, host: HostTopology) {
+        let (nodes, cpus) = (host.nodes.len(), host.nodes.iter().map(|node| node.cpus.len()).sum::<usize>());
+        self.log(Level::Info, format!("the host's topology changed: {nodes} nodes, {cpus} CPUs online"));
+        self.world.host_changed(host, self.now_ns);
+        // A CPU without a known node may have one now.
+        self.look_at_all();
+    }
+
+    /// Repairs what a lost event left wrong.
+    fn resync(&mut self) {
+        self.look_at_unread();
+        self.describe_unbound();
+        self.attach_all_marked();
+        self.describe_leaving();
+        self.describe_resized();
+        self.restore_again();
+        self.world.look_at_others();
+        let [needed, otherwise] = LOOK_FOR_SCHEDULER;
+        self.unlooked = self.unlooked.saturating_add(1);
+        if self.unlooked >= if self.scheduled.is_empty() { otherwise } else { needed } {
+            self.unlooked = 0;
+            self.commands.push(Command::LookForScheduler);
+        }
+    }
+
+    fn vm(&self, id: VmId) -> Option<&Vm> {
+        self.world.get(id)?.vm.as_ref()
+    }
+
+    fn fresh_id(&mut self) -> u64 {
+        self.last_id += 1;
+        self.last_id
+    }
+
+    fn log(&mut self, level: Level, line: String) {
+        self.commands.push(Command::Log(level, line));
+    }
+
+    fn announce(&mut self, event: api::Event) {
+        self.commands.push(Command::Announce(event));
+    }
+}

@@ -1,0 +1,57 @@
+//! Threads of VMs that run no vCPU: they follow the vCPUs that a policy confines.
+
+use super::{
+    Core,
+    event::{Command, Followed, Level},
+};
+use vnuma_model::CpuSet;
+use vnuma_policy::world::VmId;
+
+impl Core {
+    /// Has them kept where their vCPUs are now. Also if nothing has changed: threads may be new.
+    pub(super) fn begin_follow(&mut self, id: VmId) {
+        let cpus = self.world.cpus_of_others(id);
+        let Some((_, vm)) = self.world.vm_mut(id) else { return };
+        let others = &mut vm.scheduling.others;
+        others.look = false;
+        if cpus.is_none() && !others.in_use() {
+            return;
+        }
+        others.begun = Some(cpus.clone());
+        let (pid, vcpus) = (vm.description.pid, vm.description.vcpus.iter().map(|vcpu| vcpu.tid).collect());
+        self.commands.push(Command::Follow { vm: id, pid, vcpus, cpus });
+    }
+
+    /// They are kept there, or not.
+    pub(super) fn followed(&mut self, id: VmId, pid: i32, outcome: Result<Followed, String>) {
+        let Some((_, vm)) = self.world.vm_mut(id).filter(|(_, vm)| vm.description.pid == pid) else { return };
+        let name = vm.name().to_owned();
+        let others = &mut vm.scheduling.others;
+        let Some(begun) = others.begun.take() else { return };
+        others.resyncs = 0;
+        let line = match outcome {
+            Ok(Followed { threads, inherited }) => {
+                let before = std::mem::replace(&mut others.kept, begun);
+                (others.threads, others.inherited, others.problem) = (threads, inherited, None);
+                (before != others.kept).then(|| (Level::Info, kept(&others.kept, threads)))
+            }
+            Err(problem) => {
+                // It is tried again later.
+                let before = others.problem.replace(problem.clone());
+                let line = format!("threads that run no vCPU cannot follow its vCPUs: {problem}");
+                (before.as_ref() != Some(&problem)).then_some((Level::Warn, line))
+            }
+        };
+        if let Some((level, line)) = line {
+            self.log(level, format!("{name}: {line}"));
+        }
+        self.recount(id);
+    }
+}
+
+fn kept(cpus: &Option<CpuSet>, threads: usize) -> String {
+    match cpus {
+        Some(cpus) => format!("{threads} threads that run no vCPU follow its vCPUs to CPUs {cpus}"),
+        None => "its threads that run no vCPU have their operators' CPUs again".to_owned(),
+    }
+}

@@ -1,0 +1,229 @@
+//! Guest nodes that get another home, because an operator or the policy for that wants it.
+
+use super::{
+    Core, Reply,
+    event::{Ask, Level},
+    refusal::Refusal,
+    render,
+};
+use vnuma_api as api;
+use vnuma_policy::{
+    rehome::{Rehome, RehomePhase},
+    world::{RehomeWish, RequestId, Vm, VmId},
+};
+
+/// What was described so lately is shown as it is: everybody may ask.
+const SHOWN_NS: u64 = 1_000_000_000;
+
+impl Core {
+    /// Somebody wants to see how far a re-home is.
+    pub(super) fn want_rehome_shown(&mut self, request: RequestId, name: &str) -> Result<(), Refusal> {
+        let id = self.with_guest_nodes(name)?;
+        let now_ns = self.now_ns;
+        let old = |vm: &Vm| !vm.is_rehomed() && now_ns.saturating_sub(vm.described_ns) >= SHOWN_NS;
+        let answers = self.world.get(id).is_some_and(|managed| managed.responsive().is_some());
+        if answers && self.vm(id).is_some_and(old) {
+            self.describe_for_rehome(id, Some(request), None);
+        } else {
+            self.answer(Some(request), Reply::Rehome(id, None));
+        }
+        Ok(())
+    }
+
+    /// Bound memory is described seldom, and what is there decides.
+    pub(super) fn describe_for_rehome(
+        &mut self,
+        id: VmId,
+        request: Option<RequestId>,
+        wish: Option<RehomeWish>,
+    ) {
+        if let Some((_, vm)) = self.world.vm_mut(id) {
+            vm.described_ns = self.now_ns;
+        }
+        self.rehome_described.push((id, request, wish));
+        self.ask_if_connected(id, Ask::Describe);
+    }
+
+    /// A VM was described for those who wait for that.
+    pub(super) fn rehomes_described(&mut self, id: VmId) {
+        let waiting: Vec<_> = self.rehome_described.extract_if(.., |(vm, ..)| *vm == id).collect();
+        for (_, request, wish) in waiting {
+            let Some(wish) = wish else {
+                self.answer(request, Reply::Rehome(id, None));
+                continue;
+            };
+            // Whoever may act decides what it costs: what was free at the last look would refuse, or allow, for minutes.
+            if let Some((_, vm)) = self.world.vm_mut(id) {
+                vm.homing.rests_until_ns = 0;
+            }
+            if self.world.observe_now(id, self.now_ns) {
+                self.rehome_requests.push((id, request, wish));
+            } else if let Err(refusal) = self.begin_rehome(request, id, wish) {
+                self.refuse_rehome(request, refusal);
+            }
+        }
+    }
+
+    /// It will not be described: its hypervisor does not answer.
+    pub(super) fn rehomes_undescribed(&mut self, id: VmId, problem: &str) {
+        let vm = self.vm(id).map(|vm| vm.name().to_owned()).unwrap_or_default();
+        let waiting: Vec<_> = self.rehome_described.extract_if(.., |(vm, ..)| *vm == id).collect();
+        for (_, request, _) in waiting {
+            let refusal = Refusal::NotConnected { vm: vm.clone(), problem: problem.to_owned() };
+            self.refuse_rehome(request, refusal);
+        }
+    }
+
+    /// Nobody waits for one that a policy wants.
+    fn refuse_rehome(&mut self, request: Option<RequestId>, refusal: Refusal) {
+        match request {
+            Some(_) => self.answer(request, Reply::Refused(refusal)),
+            None => self.log(Level::Warn, format!("{refusal}; its vCPUs have come to stay elsewhere")),
+        }
+    }
+
+    /// An operator wants a guest node to have another home. What is free, and what keeps memory, is looked at first.
+    pub(super) fn want_rehome(
+        &mut self,
+        request: RequestId,
+        name: &str,
+        wish: RehomeWish,
+    ) -> Result<(), Refusal> {
+        let id = self.with_guest_nodes(name)?;
+        let present = self.vm(id).map(|vm| vm.placement.guest_nodes().to_vec()).unwrap_or_default();
+        if !present.contains(&wish.guest_node) {
+            return Err(Refusal::NoGuestNode { vm: name.to_owned(), node: wish.guest_node, present });
+        }
+        if self.world.host.node(wish.node).is_none() {
+            let present = self.world.host.nodes.iter().map(|node| node.id).collect();
+            return Err(Refusal::NoNode { node: wish.node, present });
+        }
+        self.connected(name)?;
+        self.describe_for_rehome(id, Some(request), Some(wish));
+        Ok(())
+    }
+
+    pub(super) fn stop_rehome(&mut self, request: RequestId, name: &str) -> Result<(), Refusal> {
+        let id = self.with_guest_nodes(name)?;
+        if !self.world.stop_rehome(id) {
+            return Err(Refusal::NoRehome { vm: name.to_owned() });
+        }
+        self.counts.rehome(id, &RehomePhase::Stopped);
+        self.stop_memory(id, |_| true);
+        self.log(Level::Info, format!("{name}: the re-home was stopped; what was moved stays"));
+        self.answer(Some(request), Reply::Rehome(id, None));
+        Ok(())
+    }
+
+    /// Its memory was looked at, or could not be.
+    pub(super) fn rehomes_observed(&mut self, id: VmId, problem: Option<&String>) {
+        for (_, request, wish) in
+            self.rehome_requests.extract_if(.., |(vm, ..)| *vm == id).collect::<Vec<_>>()
+        {
+            let name = self.vm(id).map(|vm| vm.name().to_owned()).unwrap_or_default();
+            let taken = match problem {
+                None => self.begin_rehome(request, id, wish),
+                Some(problem) => Err(Refusal::Memory { vm: name, problem: problem.clone() }),
+            };
+            if let Err(refusal) = taken {
+                self.refuse_rehome(request, refusal);
+            }
+        }
+    }
+
+    fn begin_rehome(
+        &mut self,
+        request: Option<RequestId>,
+        id: VmId,
+        wish: RehomeWish,
+    ) -> Result<(), Refusal> {
+        let Some(vm) = self.vm(id) else { return Err(Refusal::Ended { vm: "the VM".to_owned() }) };
+        let name = vm.name().to_owned();
+        if !vm.memory_areas().iter().any(|area| area.guest_node == wish.guest_node) {
+            let problem = "where QEMU has the memory of this guest node is not known".to_owned();
+            return Err(Refusal::Memory { vm: name, problem });
+        }
+        let refused = |source| Refusal::Rehome {
+            vm: name.clone(),
+            guest_node: wish.guest_node,
+            node: wish.node,
+            source,
+        };
+        let rehome = self.world.plan_rehome(vm, &wish).map_err(refused)?;
+        if wish.dry_run {
+            self.answer(request, Reply::Rehome(id, Some(rehome)));
+            return Ok(());
+        }
+        // What a policy moves ends first.
+        if self.world.stop_rehome(id) {
+            self.counts.rehome(id, &RehomePhase::Stopped);
+        }
+        self.stop_memory(id, |_| true);
+        let (policies, now_ns) = (self.policies, self.now_ns);
+        self.world.begin_rehome(id, rehome, &policies, now_ns);
+        self.rehoming.insert(id);
+        let RehomeWish { guest_node, node, why, .. } = wish;
+        let because = why.map(|why| format!(", as {}", render::why_rehomed(&why))).unwrap_or_default();
+        self.log(
+            Level::Info,
+            format!("{name}: guest node {guest_node} gets its home on node {node}{because}"),
+        );
+        self.answer(request, Reply::Rehome(id, None));
+        Ok(())
+    }
+
+    /// Takes re-homes on. Called at each step, as most events may be what one waits for.
+    pub(super) fn advance_rehomes(&mut self) {
+        for id in self.rehoming.clone() {
+            let (policies, now_ns) = (self.policies, self.now_ns);
+            if let Some(rehome) = self.world.advance_rehome(id, &policies, now_ns) {
+                self.log_rehome(id, &rehome);
+            }
+            if !self.vm(id).is_some_and(|vm| vm.is_rehomed()) {
+                self.rehoming.remove(&id);
+            }
+        }
+    }
+
+    fn log_rehome(&mut self, id: VmId, rehome: &Rehome) {
+        self.counts.rehome(id, rehome.phase());
+        let Some(vm) = self.vm(id) else { return };
+        let (name, guest_node, to) = (vm.name(), rehome.guest_node, rehome.to);
+        let problem = rehome.problem.as_ref().map(|problem| format!("; {problem}")).unwrap_or_default();
+        let what = match rehome.phase() {
+            RehomePhase::Topology => "its memory is there, its guest is told",
+            RehomePhase::Vcpus => "its guest was told, its vCPUs are moved",
+            RehomePhase::Done => "done",
+            RehomePhase::Memory | RehomePhase::Stopped | RehomePhase::Failed => "not done",
+        };
+        let level = if *rehome.phase() == RehomePhase::Failed { Level::Warn } else { Level::Info };
+        let line = format!("{name}: guest node {guest_node}, its new home on node {to}: {what}{problem}");
+        self.log(level, line);
+    }
+
+    /// The guest nodes of a VM and the last re-home, or one that is planned.
+    pub(super) fn rehome_of(&self, id: VmId, planned: Option<&Rehome>) -> Result<api::Rehome, Refusal> {
+        let vm = self.vm(id).ok_or_else(|| Refusal::Ended { vm: "the VM".to_owned() })?;
+        let stays = |node| self.world.stays_behind(id, node, &self.policies, self.now_ns);
+        Ok(render::rehome(vm, &self.world.host, planned, stays))
+    }
+
+    /// Requests of a VM that is gone.
+    pub(super) fn rehomes_gone(&mut self, id: VmId) -> Vec<Option<RequestId>> {
+        self.rehoming.remove(&id);
+        let described = self.rehome_described.extract_if(.., |(vm, ..)| *vm == id);
+        let mut gone: Vec<_> = described.map(|(_, request, _)| request).collect();
+        let observed = self.rehome_requests.extract_if(.., |(vm, ..)| *vm == id);
+        gone.extend(observed.map(|(_, request, _)| request));
+        gone
+    }
+
+    /// A vCPU was moved for a re-home, or could not be.
+    pub(super) fn vcpu_rehomed(&mut self, id: VmId, vcpu: u32, outcome: Result<(), String>) {
+        if let Some((_, vm)) = self.world.vm_mut(id)
+            && let Some(rehome) = &mut vm.homing.rehome
+        {
+            rehome.vcpu_ended(vcpu, outcome);
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! Guest nodes that grow and shrink, because an operator wants it or by what is free on their homes.
+
+use super::{
+    Core, Reply,
+    event::{Ask, Command, Level},
+    refusal::Refusal,
+    render,
+};
+use vnuma_api as api;
+use vnuma_hypervisor::VmError;
+use vnuma_model::GuestNodeId;
+use vnuma_policy::{
+    sizing::{Request, Resize, ResizePhase},
+    world::{RequestId, ResizeWish, Vm, VmId},
+};
+
+impl Core {
+    /// Somebody wants to see how large guest nodes are.
+    pub(super) fn want_sizes_shown(&mut self, request: RequestId, name: &str) -> Result<(), Refusal> {
+        let id = self.with_guest_nodes(name)?;
+        self.answer(Some(request), Reply::Sizes(id, None));
+        Ok(())
+    }
+
+    /// An operator wants a guest node to have another size. What it has, and what is free, is looked at first.
+    pub(super) fn want_resize(
+        &mut self,
+        request: RequestId,
+        name: &str,
+        wish: ResizeWish,
+    ) -> Result<(), Refusal> {
+        let id = self.with_guest_nodes(name)?;
+        let present = self.vm(id).map(|vm| vm.placement.guest_nodes().to_vec()).unwrap_or_default();
+        if !present.contains(&wish.guest_node) {
+            return Err(Refusal::NoGuestNode { vm: name.to_owned(), node: wish.guest_node, present });
+        }
+        self.connected(name)?;
+        self.resize_requests.push((id, request, wish, false));
+        self.ask_if_connected(id, Ask::Describe);
+        Ok(())
+    }
+
+    /// A VM was described.
+    pub(super) fn resizes_described(&mut self, id: VmId) {
+        let (now_ns, policies) = (self.now_ns, self.policies);
+        if let Some((_, vm)) = self.world.vm_mut(id)
+            && vm.is_looked_at(&policies)
+            && !vm.homing.observing
+        {
+            vm.homing.due_ns.get_or_insert(now_ns.max(vm.homing.rests_until_ns));
+        }
+        let begun =
+            |(vm, _, _, observing): &&mut (VmId, RequestId, ResizeWish, bool)| *vm == id && !*observing;
+        let mut waiting = self.resize_requests.iter_mut().filter(begun).peekable();
+        if waiting.peek().is_none() {
+            return;
+        }
+        waiting.for_each(|(.., observing)| *observing = true);
+        // Whoever may act decides what it costs: what was free at the last look would refuse, or allow, for minutes.
+        if let Some((_, vm)) = self.world.vm_mut(id) {
+            vm.homing.rests_until_ns = 0;
+        }
+        if !self.world.observe_now(id, now_ns) {
+            self.resizes_observed(id, None);
+        }
+    }
+
+    /// Its memory was looked at, or could not be.
+    pub(super) fn resizes_observed(&mut self, id: VmId, problem: Option<&String>) {
+        if self.vm(id).is_some_and(|vm| vm.is_resized()) {
+            self.resizing.insert(id);
+        }
+        let ready = self.resize_requests.extract_if(.., |(vm, _, _, observing)| *vm == id && *observing);
+        for (_, request, wish, _) in ready.collect::<Vec<_>>() {
+            let name = self.vm(id).map(|vm| vm.name().to_owned()).unwrap_or_default();
+            let taken = match problem {
+                None => self.begin_resize(request, id, &wish),
+                Some(problem) => Err(Refusal::Memory { vm: name, problem: problem.clone() }),
+            };
+            if let Err(refusal) = taken {
+                self.answer(Some(request), Reply::Refused(refusal));
+            }
+        }
+    }
+
+    /// Its hypervisor does not answer.
+    pub(super) fn resizes_refused(&mut self, id: VmId, problem: &str) {
+        let vm = self.vm(id).map(|vm| vm.name().to_owned()).unwrap_or_default();
+        for request in self.resizes_gone(id) {
+            let refusal = Refusal::NotConnected { vm: vm.clone(), problem: problem.to_owned() };
+            self.answer(request, Reply::Refused(refusal));
+        }
+    }
+
+    /// Requests of a VM that is gone, or does not answer.
+    pub(super) fn resizes_gone(&mut self, id: VmId) -> Vec<Option<RequestId>> {
+        let waiting = self.resize_requests.extract_if(.., |(vm, ..)| *vm == id);
+        waiting.map(|(_, request, ..)| Some(request)).collect()
+    }
+
+    fn begin_resize(&mut self, request: RequestId, id: VmId, wish: &ResizeWish) -> Result<(), Refusal> {
+        let Some(vm) = self.vm(id) else { return Err(Refusal::Ended { vm: "the VM".to_owned() }) };
+        let (name, guest_node, now_ns) = (vm.name().to_owned(), wish.guest_node, self.now_ns);
+        let refused = |source| Refusal::Resize { vm: name.clone(), guest_node, source };
+        let (mode, resize) = self.world.plan_resize(vm, wish, now_ns).map_err(refused)?;
+        if wish.dry_run {
+            self.answer(Some(request), Reply::Sizes(id, resize));
+            return Ok(());
+        }
+        if let Some(resize) = &resize {
+            self.log_resize(id, resize);
+        }
+        self.world.begin_resize(id, guest_node, mode, resize, now_ns);
+        self.resizing.insert(id);
+        self.answer(Some(request), Reply::Sizes(id, None));
+        Ok(())
+    }
+
+    pub(super) fn stop_resize(&mut self, request: RequestId, name: &str) -> Result<(), Refusal> {
+        let id = self.with_guest_nodes(name)?;
+        let active = |vm: &Vm| {
+            vm.homing.sizes.values().filter_map(|of| of.resize.as_ref()).filter(|of| of.is_active()).count()
+        };
+        let stopped = self.vm(id).map_or(0, active);
+        let requests =
+            self.world.stop_resizes(id).ok_or_else(|| Refusal::NoResize { vm: name.to_owned() })?;
+        (0..stopped).for_each(|_| self.counts.resize(id, &ResizePhase::Stopped));
+        self.ask_for_sizes(id, requests);
+        self.log(Level::Info, format!("{name}: its guest nodes keep the sizes that they have by now"));
+        self.answer(Some(request), Reply::Sizes(id, None));
+        Ok(())
+    }
+
+    /// Takes changes on. Called at each step, as most events may be what one waits for.
+    pub(super) fn advance_resizes(&mut self) {
+        for id in self.resizing.clone() {
+            let (requests, changed) = self.world.advance_resizes(id, self.now_ns);
+            self.ask_for_sizes(id, requests);
+            changed.iter().for_each(|resize| self.log_resize(id, resize));
+            if !self.vm(id).is_some_and(|vm| vm.is_resized()) {
+                self.resizing.remove(&id);
+            }
+        }
+    }
+
+    fn ask_for_sizes(&mut self, id: VmId, requests: Vec<(GuestNodeId, Request)>) {
+        let connection = self.world.get(id).and_then(|managed| managed.link.connection());
+        for (node, (device, bytes)) in requests {
+            match connection {
+                Some(connection) => self.commands.push(Command::Resize(connection, node, device, bytes)),
+                None => {
+                    let problem = "its hypervisor is not connected".to_owned();
+                    self.failed_to_resize(id, node, problem);
+                }
+            }
+        }
+    }
+
+    /// QEMU was asked for a size.
+    pub(super) fn resize_answered(&mut self, id: VmId, node: GuestNodeId, outcome: Result<(), VmError>) {
+        match outcome {
+            Ok(()) => drop(self.world.resize_answered(id, node, Ok(()), self.now_ns)),
+            Err(error) => self.failed_to_resize(id, node, error.to_string()),
+        }
+        self.ask_if_connected(id, Ask::Describe);
+    }
+
+    fn failed_to_resize(&mut self, id: VmId, node: GuestNodeId, problem: String) {
+        if let Some(failed) = self.world.resize_answered(id, node, Err(problem), self.now_ns) {
+            self.log_resize(id, &failed);
+        }
+    }
+
+    /// An event of QEMU that says how much a guest has may be lost.
+    pub(super) fn describe_resized(&mut self) {
+        for id in self.resizing.clone() {
+            self.ask_if_connected(id, Ask::Describe);
+        }
+    }
+
+    fn log_resize(&mut self, id: VmId, resize: &Resize) {
+        self.counts.resize(id, &resize.phase());
+        let Some(vm) = self.vm(id) else { return };
+        let (name, node, mib) = (vm.name(), resize.guest_node, |bytes: u64| bytes >> 20);
+        let what = match resize.phase() {
+            ResizePhase::Wanted => {
+                format!(
+                    "{} MiB are to be plugged, were {}: {}",
+                    mib(resize.bytes),
+                    mib(resize.before),
+                    resize.by
+                )
+            }
+            ResizePhase::Asked | ResizePhase::Waiting => return,
+            ResizePhase::Done => format!("{} MiB are plugged", mib(resize.bytes)),
+            phase => {
+                let problem = resize.problem.clone().unwrap_or_default();
+                format!("{} MiB were to be plugged: {}; {problem}", mib(resize.bytes), phase.name())
+            }
+        };
+        let bad = matches!(resize.phase(), ResizePhase::Failed | ResizePhase::Partly);
+        let line = format!("{name}: guest node {node}: {what}");
+        self.log(if bad { Level::Warn } else { Level::Info }, line);
+    }
+
+    /// How large guest nodes of a VM are, and the last changes or one that is planned.
+    pub(super) fn sizes_of(&self, id: VmId, planned: Option<&Resize>) -> Result<api::Sizes, Refusal> {
+        let vm = self.vm(id).ok_or_else(|| Refusal::Ended { vm: "the VM".to_owned() })?;
+        Ok(render::sizes(vm, &self.policies.sizes, planned))
+    }
+}

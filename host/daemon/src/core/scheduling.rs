@@ -1,0 +1,456 @@
+//! Policies of VMs: periods come in, masks go out.
+//!
+//! | mask of a vCPU | by |
+//! |---|---|
+//! | its operator's is remembered | `World::take_reading`, from what is read while no policy confines it |
+//! | a policy's is set | a step of the plan, [`Command::Confine`]; recorded on disk, or with a domain of libvirt, before |
+//! | its operator's is set again | a step of the plan when the policy changes, or [`Command::RestoreMasks`] by the record |
+//! | its place is told to scx_vnuma, if that is loaded | the same steps; the affinity stays the operator's |
+//! | those of threads that run no vCPU | [`Command::Follow`], after the steps of the vCPUs (`others`) |
+//! | somebody else's is its operator's from then on | the next period, an operator's move, or a step that finds it |
+
+use super::{
+    Core, Reply,
+    event::{Command, Level, Made, MaskOrder, Ranked, Switch},
+    refusal::Refusal,
+    render,
+};
+use std::collections::{BTreeMap, BTreeSet};
+use vnuma_api as api;
+use vnuma_model::{ApicId, CpuSet, HostNode, HostTopology};
+use vnuma_policy::{
+    scheduling::{Policy, Standing, Stealing, memory::MemoryReason},
+    world::{Begun, Confine, HostReading, MaskChange, Mechanism, Mover, RequestId, Vm, VmId},
+};
+use vnuma_process::ActError;
+
+impl Core {
+    /// How the vCPUs of a VM are scheduled.
+    pub fn show_scheduling(&self, name: &str) -> Result<api::Scheduling, Refusal> {
+        let (id, _) = self.find(name)?;
+        Ok(api::Scheduling { vm: name.to_owned(), ..self.scheduling(id)? })
+    }
+
+    pub(super) fn scheduling(&self, id: VmId) -> Result<api::Scheduling, Refusal> {
+        let ended = || Refusal::Ended { vm: "the VM".to_owned() };
+        let managed = self.world.get(id).ok_or_else(ended)?;
+        let Some(vm) = &managed.vm else {
+            let policy = self.policies.schedule.to_string();
+            let vm = managed.name().to_owned();
+            return Ok(api::Scheduling { vm, policy, ..api::Scheduling::default() });
+        };
+        Ok(render::scheduling(vm, self.world.schedule()))
+    }
+
+    /// What the policies were given in the last period.
+    pub fn observation(&self) -> Option<api::Observation> {
+        let schedule = self.world.schedule();
+        let last = schedule.last_period()?;
+        let mut vms: Vec<(VmId, api::ObservedVm)> = Vec::new();
+        for (sample, assumed) in &last.vcpus {
+            let key = sample.key;
+            let Some(vm) = self.vm(key.vm) else { continue };
+            let Some(operator) = vm.scheduling.masks.get(&key.vcpu).and_then(|mask| mask.operator.clone())
+            else {
+                continue;
+            };
+            if vms.last().is_none_or(|(id, _)| *id != key.vm) {
+                let (name, policy) = (vm.name().to_owned(), vm.scheduling.policy.to_string());
+                vms.push((key.vm, api::ObservedVm { vm: name, policy, vcpus: Vec::new() }));
+            }
+            if let Some((_, vm)) = vms.last_mut() {
+                vm.vcpus.push(render::observed(sample, *assumed, operator));
+            }
+        }
+        let host = HostTopology { pci_devices: Vec::new(), ..self.world.host.clone() };
+        let bare = |node: HostNode| HostNode { huge_pages: Vec::new(), ..node };
+        Some(api::Observation {
+            time_ns: last.time_ns,
+            period_ns: schedule.period_ns(),
+            source: schedule.source().unwrap_or_default().to_owned(),
+            bounds: schedule.last_bounds().map(|bounds| (bounds.low, bounds.high)),
+            host: HostTopology { nodes: host.nodes.into_iter().map(bare).collect(), ..host },
+            layout: schedule.layout().clone(),
+            idle: last.cpus.iter().map(|cpu| (cpu.cpu, cpu.idle_ns)).collect(),
+            vms: vms.into_iter().map(|(_, vm)| vm).collect(),
+        })
+    }
+
+    pub(super) fn set_policy(
+        &mut self,
+        request: RequestId,
+        name: &str,
+        policy: Policy,
+    ) -> Result<(), Refusal> {
+        let (id, managed) = self.find(name)?;
+        let Some(vm) = &managed.vm else {
+            let problem = render::problem(managed).unwrap_or_else(|| "connecting".to_owned());
+            return Err(Refusal::NotConnected { vm: name.to_owned(), problem });
+        };
+        let (vm, before) = (vm.name().to_owned(), vm.scheduling.policy);
+        self.policy_requests.push((id, request));
+        self.recount(id);
+        if before != policy {
+            self.world.set_policy(id, policy);
+            self.stop_memory(id, |why| matches!(why, MemoryReason::Nearer(_)));
+            self.log(Level::Info, format!("{vm}: its policy is {policy}, was {before}"));
+            let policy = policy.to_string();
+            self.announce(api::Event::Policy { vm, policy, time_ns: self.now_ns });
+        }
+        Ok(())
+    }
+
+    /// Answers those who have set a policy, once no mask of the one before is left.
+    pub(super) fn answer_policies(&mut self) {
+        let world = &self.world;
+        let waits = |id: VmId| {
+            let vm = world.get(id).and_then(|managed| managed.vm.as_ref());
+            let given_back = |vm: &Vm| {
+                let masks = vm.scheduling.masks.values();
+                masks.filter(|mask| mask.is_in_use()).all(|mask| {
+                    let by = mask.begun.as_ref().map(|begun| begun.why.policy);
+                    let set = mask.policy.as_ref().and(mask.last.as_ref()).map(|last| last.why.policy);
+                    by.or(set) == Some(vm.scheduling.policy)
+                        && mask.wanted.is_none_or(|wanted| wanted.to.is_some())
+                })
+            };
+            let others = |vm: &Vm| {
+                let others = &vm.scheduling.others;
+                let kept = others.kept.is_some() || others.begun.is_some();
+                !vm.scheduling.policy.acts() && kept && others.problem.is_none()
+            };
+            vm.is_some_and(|vm| !given_back(vm) || others(vm))
+        };
+        let done: Vec<_> = self.policy_requests.extract_if(.., |(id, _)| !waits(*id)).collect();
+        for (id, request) in done {
+            self.answer(Some(request), Reply::Scheduling(id));
+        }
+    }
+
+    /// A period has ended.
+    pub(super) fn sampled(&mut self, reading: HostReading) {
+        let settings = self.policies.settings;
+        self.read_locations(&reading);
+        for MaskChange { vm: id, vcpu, tid, mask } in self.world.take_reading(&settings, reading) {
+            let Some((host, vm)) = self.world.vm_mut(id) else { continue };
+            vm.unassign(host, vcpu);
+            let pid = vm.description.pid;
+            self.commands.push(Command::ForgetMask(pid, tid));
+            self.recount(id);
+            self.taken_over(id, vcpu, &mask);
+        }
+        self.rank();
+    }
+
+    /// scx_vnuma is told of the vCPUs that policies schedule: it lets idle CPUs steal them between two periods.
+    fn rank(&mut self) {
+        let (mut ranked, stealing) = (BTreeMap::new(), self.stealing());
+        for (id, managed) in self.world.iter() {
+            let Some(vm) = managed.vm.as_ref().filter(|vm| vm.scheduling.policy.acts()) else { continue };
+            let mut vcpus = Vec::new();
+            for vcpu in &vm.description.vcpus {
+                let shown = vm.scheduling.masks.get(&vcpu.apic_id).and_then(|mask| mask.shown);
+                let Some(analysis) = shown.map(|shown| shown.analysis) else { continue };
+                if analysis.standing == Standing::Free {
+                    let pressure = (analysis.pressure.unwrap_or(0.0) * 1000.0) as u32;
+                    vcpus.push(Ranked { tid: vcpu.tid, pressure });
+                }
+            }
+            ranked.insert(id, vm.description.pid);
+            self.commands.push(Command::Rank { vm: id, pid: vm.description.pid, vcpus, stealing });
+        }
+        for (id, pid) in std::mem::replace(&mut self.ranked, ranked) {
+            if self.ranked.get(&id) != Some(&pid) {
+                self.commands.push(Command::Rank { vm: id, pid, vcpus: Vec::new(), stealing });
+            }
+        }
+    }
+
+    /// Which vCPUs of the host idle CPUs take.
+    fn stealing(&self) -> Stealing {
+        let vms = self.world.iter().filter_map(|(_, managed)| managed.vm.as_ref());
+        Stealing::of_host(vms.map(|vm| vm.scheduling.policy))
+    }
+
+    /// A VM's policy does not act any more.
+    fn release(&mut self, id: VmId) {
+        if let Some(pid) = self.ranked.remove(&id) {
+            let stealing = self.stealing();
+            self.commands.push(Command::Rank { vm: id, pid, vcpus: Vec::new(), stealing });
+        }
+    }
+
+    /// scx_vnuma was loaded, or has ended.
+    pub(super) fn switched(&mut self, switch: Switch) {
+        let now_ns = self.now_ns;
+        let mut lost = 0;
+        let told: BTreeSet<i32> = switch.threads.iter().map(|(tid, _)| *tid).collect();
+        for (tid, done) in switch.threads {
+            let Some((id, vcpu)) = self.threads.get(&tid).copied() else { continue };
+            let Some(mask) = self.world.mask_mut(id, vcpu) else { continue };
+            // What was read of it before may be of either way.
+            mask.settled_ns = now_ns;
+            match &mut mask.policy {
+                Some(policy) if done => policy.by = switch.to,
+                Some(_) => {
+                    (mask.policy, lost) = (None, lost + 1);
+                    if let Some((host, vm)) = self.world.vm_mut(id) {
+                        vm.unassign(host, vcpu);
+                        vm.scheduling.others.look = true;
+                    }
+                }
+                None => {}
+            }
+        }
+        let mut line = match switch.to {
+            Mechanism::Scheduler => "scx_vnuma is loaded: policies set the places of vCPUs by it".to_owned(),
+            Mechanism::Affinity => format!("policies set the places of vCPUs by affinities: {}", switch.why),
+        };
+        if lost > 0 {
+            line += &format!("; {lost} vCPUs have lost theirs until the next period");
+        }
+        self.log(Level::Info, line);
+        if switch.to == Mechanism::Scheduler {
+            self.place_again(&told);
+        }
+    }
+
+    /// Orders once more what is set by affinities, but for these threads: scx_vnuma is told of it now.
+    fn place_again(&mut self, told: &BTreeSet<i32>) {
+        let mut orders = Vec::new();
+        let vms: Vec<VmId> = self.world.iter().map(|(id, _)| id).collect();
+        for id in vms {
+            let Some((_, vm)) = self.world.vm_mut(id) else { continue };
+            let mut masks = Vec::new();
+            for vcpu in vm.description.vcpus.iter().filter(|vcpu| !told.contains(&vcpu.tid)) {
+                let Some(mask) = vm.scheduling.masks.get_mut(&vcpu.apic_id) else { continue };
+                let set = mask.policy.clone().filter(|set| set.by == Mechanism::Affinity);
+                let (Some(set), Some(why), Some(operator), None) =
+                    (set, mask.last.as_ref().map(|last| last.why), mask.operator.clone(), &mask.begun)
+                else {
+                    continue;
+                };
+                let (expected, cpus) = (set.cpus.clone(), Some(set.cpus.clone()));
+                mask.begun = Some(Begun { mask: Some(set), why });
+                masks.push(MaskOrder { vcpu: vcpu.apic_id, tid: vcpu.tid, expected, operator, cpus });
+            }
+            if !masks.is_empty() {
+                orders.push(Command::Confine { vm: id, pid: vm.description.pid, masks });
+            }
+        }
+        self.commands.extend(orders);
+    }
+
+    /// A mask that somebody else has set.
+    fn taken_over(&mut self, id: VmId, vcpu: ApicId, mask: &CpuSet) {
+        let name = self.vm(id).map(|vm| vm.name().to_owned()).unwrap_or_default();
+        let line = format!(
+            "{name}: vCPU {vcpu}: somebody else has set its CPUs to {mask}: that is its operator's mask now"
+        );
+        self.log(Level::Info, line);
+    }
+
+    /// Begins steps of policies: one command for each VM, so that one record is written for all of them.
+    pub(super) fn begin_confines(&mut self, steps: Vec<(VmId, Confine)>) {
+        let mut orders: BTreeMap<(VmId, i32), Vec<MaskOrder>> = BTreeMap::new();
+        for (id, step) in steps {
+            let mask = step.to.map(|place| self.world.policy_mask(id, step.vcpu, place));
+            let Some((_, vm)) = self.world.vm_mut(id) else { continue };
+            let thread = vm.description.vcpus.iter().find(|vcpu| vcpu.apic_id == step.vcpu);
+            let thread = thread.map(|vcpu| vcpu.tid);
+            let pid = vm.description.pid;
+            let Some(state) = vm.scheduling.masks.get_mut(&step.vcpu) else { continue };
+            state.wanted = None;
+            let (Some(tid), Some(operator)) = (thread, state.operator.clone()) else { continue };
+            let mask = match mask {
+                None => None,
+                Some(Some(mask)) => Some(mask),
+                // The host has changed since it was decided.
+                Some(None) => continue,
+            };
+            let Some(expected) = state.expected().cloned() else { continue };
+            let cpus = mask.as_ref().map(|mask| mask.cpus.clone());
+            state.begun = Some(Begun { mask, why: step.why });
+            orders.entry((id, pid)).or_default().push(MaskOrder {
+                vcpu: step.vcpu,
+                tid,
+                expected,
+                operator,
+                cpus,
+            });
+        }
+        for ((vm, pid), masks) in orders {
+            self.commands.push(Command::Confine { vm, pid, masks });
+        }
+    }
+
+    /// Steps have been made, or not.
+    pub(super) fn confined(&mut self, id: VmId, pid: i32, outcomes: Vec<(ApicId, Result<Made, ActError>)>) {
+        if self.vm(id).is_none_or(|vm| vm.description.pid != pid) {
+            return;
+        }
+        // It may have been the last one that a policy confined.
+        self.recount(id);
+        for (vcpu, outcome) in outcomes {
+            if outcome.is_ok() {
+                self.confine_problems.remove(&(id, vcpu));
+            }
+            match outcome {
+                Ok(made) => self.step_made(id, vcpu, made),
+                Err(ActError::MaskChanged { found, .. }) => {
+                    self.world.step_ended(id, vcpu, false, None, self.now_ns);
+                    if let Some(mask) = self.world.mask_mut(id, vcpu) {
+                        // The next period reads it, with the CPUs that are offline now.
+                        mask.set_by_operator(None, self.now_ns);
+                    }
+                    if let Some((host, vm)) = self.world.vm_mut(id) {
+                        vm.unassign(host, vcpu);
+                    }
+                    self.taken_over(id, vcpu, &found);
+                }
+                Err(error) => self.step_failed(id, vcpu, error),
+            }
+        }
+    }
+
+    fn step_made(&mut self, id: VmId, vcpu: ApicId, Made { location, by }: Made) {
+        let begun = self.world.mask_mut(id, vcpu).and_then(|mask| mask.begun.as_mut()?.mask.as_mut());
+        if let Some(mask) = begun {
+            mask.by = by;
+        }
+        let caused_by =
+            self.vm(id).and_then(|vm| vm.scheduling.masks.get(&vcpu)?.begun.as_ref()?.why.caused_by);
+        let caused_by = caused_by.map(|other| match self.vm(other) {
+            Some(other) => other.name().to_owned(),
+            None => "a VM that is gone".to_owned(),
+        });
+        let Some(made) = self.world.step_ended(id, vcpu, true, caused_by, self.now_ns) else { return };
+        let Some((host, vm)) = self.world.vm_mut(id) else { return };
+        let name = vm.name().to_owned();
+        // Published at once, as it was put there on purpose.
+        match made.why.expected.node.filter(|_| made.mask.is_some()) {
+            Some(node) => vm.assign(host, vcpu, node, Mover::Policy),
+            None => vm.unassign(host, vcpu),
+        }
+        let step = render::step(&made);
+        self.log(Level::Info, format!("{name}: {}", step.text(vcpu)));
+        self.announce(api::Event::Confined { vm: name, vcpu, step });
+        self.locate(id, vcpu, location);
+    }
+
+    fn step_failed(&mut self, id: VmId, vcpu: ApicId, source: ActError) {
+        self.world.step_ended(id, vcpu, false, None, self.now_ns);
+        let Some((_, vm)) = self.world.vm_mut(id) else { return };
+        let name = vm.name().to_owned();
+        // It is tried again with the next period, and a libvirt that is gone may be so for long.
+        let problem = source.to_string();
+        let before = self.confine_problems.insert((id, vcpu), problem.clone());
+        let level = if before.as_ref() == Some(&problem) { Level::Debug } else { Level::Warn };
+        self.log(level, format!("{name}: the CPUs of vCPU {vcpu} could not be set: {problem}"));
+        let waiting: Vec<_> = self.policy_requests.extract_if(.., |(vm, _)| *vm == id).collect();
+        let mut source = Some(source);
+        for (_, request) in waiting {
+            let reply = match source.take() {
+                Some(source) => Reply::Refused(Refusal::Confine { vm: name.clone(), vcpu, source }),
+                None => Reply::Scheduling(id),
+            };
+            self.answer(Some(request), reply);
+        }
+    }
+
+    /// The masks that an earlier vnumad left are the operator's again.
+    pub(super) fn masks_restored(&mut self, id: VmId, pid: i32, outcome: Result<usize, String>) {
+        let now_ns = self.now_ns;
+        let Some((_, vm)) = self.world.vm_mut(id) else { return };
+        if vm.description.pid != pid {
+            return;
+        }
+        let name = vm.name().to_owned();
+        match outcome {
+            Ok(count) => {
+                (vm.scheduling.clean_ns, vm.scheduling.restore_problem) = (Some(now_ns), None);
+                if count > 0 {
+                    let line = format!(
+                        "{name}: {count} threads have their operator's CPUs again, which an earlier vnumad had confined"
+                    );
+                    self.log(Level::Info, line);
+                }
+            }
+            Err(problem) => {
+                // It is tried again with the next resync.
+                let before = vm.scheduling.restore_problem.replace(problem.clone());
+                if before.as_ref() != Some(&problem) {
+                    let line = format!(
+                        "{name}: an earlier vnumad has confined vCPUs, and that is not undone yet: {problem}"
+                    );
+                    self.log(Level::Warn, line);
+                }
+            }
+        }
+    }
+
+    /// Tries again to give back the masks of an earlier vnumad.
+    pub(super) fn restore_again(&mut self) {
+        let failed = |vm: &Vm| vm.scheduling.clean_ns.is_none() && vm.scheduling.restore_problem.is_some();
+        for (id, managed) in self.world.iter() {
+            if let Some(vm) = managed.vm.as_ref().filter(|vm| failed(vm)) {
+                self.commands.push(Command::RestoreMasks(id, vm.description.pid));
+            }
+        }
+    }
+
+    /// An operator has moved a vCPU: its mask is the operator's.
+    pub(super) fn moved_by_operator(&mut self, id: VmId, vcpu: ApicId) {
+        let now_ns = self.now_ns;
+        if let Some(mask) = self.world.mask_mut(id, vcpu) {
+            // The next period reads it.
+            mask.set_by_operator(None, now_ns);
+        }
+        self.recount(id);
+    }
+
+    /// A VM's threads may be others now.
+    pub(super) fn recount(&mut self, id: VmId) {
+        self.recount.insert(id);
+    }
+
+    /// Has threads counted while some VM needs it: those of all VMs, as all of them take CPU time and caches.
+    pub(super) fn count(&mut self) {
+        for id in self.recount.iter().copied().collect::<Vec<_>>() {
+            let vm = self.world.get(id).and_then(|managed| managed.vm.as_ref());
+            if vm.is_some_and(|vm| vm.scheduling.wants_readings()) {
+                self.scheduled.insert(id);
+            } else {
+                // No period follows that would do it.
+                self.release(id);
+                self.scheduled.remove(&id);
+            }
+        }
+        let counting = !self.scheduled.is_empty();
+        if std::mem::replace(&mut self.counting, counting) != counting {
+            self.recount.extend(self.world.iter().map(|(id, _)| id));
+            self.recount.extend(self.counted.keys());
+        }
+        for id in std::mem::take(&mut self.recount) {
+            let vm = self.world.get(id).and_then(|managed| managed.vm.as_ref()).filter(|_| counting);
+            let now = vm.map(|vm| {
+                let vcpus = vm.description.vcpus.iter().map(|vcpu| (vcpu.apic_id, vcpu.tid));
+                (vm.description.pid, vcpus.collect::<Vec<_>>())
+            });
+            if self.counted.get(&id) == now.as_ref() {
+                continue;
+            }
+            let pid = self.counted.get(&id).or(now.as_ref()).map_or(0, |(pid, _)| *pid);
+            match now {
+                Some((pid, vcpus)) => {
+                    self.counted.insert(id, (pid, vcpus.clone()));
+                    self.commands.push(Command::Count { vm: id, pid, vcpus });
+                }
+                None => {
+                    self.counted.remove(&id);
+                    self.commands.push(Command::Count { vm: id, pid, vcpus: Vec::new() });
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,572 @@
+//! VMs come, change and go.
+
+use super::{
+    Core, Reply,
+    event::{Ask, Candidate, Command, Level, Report},
+    migration::has_arrived,
+    names::is_one,
+    refusal::Refusal,
+    render,
+};
+use std::collections::{BTreeMap, HashSet};
+use vnuma_api as api;
+use vnuma_hypervisor::VmError;
+use vnuma_model::{ApicId, Vcpu, VmDescription};
+use vnuma_policy::migration::MigrationEvent;
+use vnuma_policy::world::{
+    ChannelEvent, ConnectionId, DescriptionSource, Link, LinkEvent, ManagedVm, ProcessState, StopReason, Vm,
+    VmId, has_left,
+};
+
+/// How often a VM is described again whose memory can move without an event: its hypervisor and the kernel pay for that. A
+/// young VM is described more often, as most of its memory is touched for the first time then: at first after this part of
+/// the longest interval.
+const YOUNG_PART: u64 = 15;
+
+impl Core {
+    /// The backends listed what there is.
+    pub(super) fn scanned(&mut self, candidates: Vec<Candidate>) {
+        self.scan_problem = None;
+        let listed: HashSet<&str> = candidates.iter().map(|candidate| candidate.handle.as_str()).collect();
+        // A VM lives on without its handle, until its process ends.
+        let over = |managed: &ManagedVm| managed.vm.is_none() && !listed.contains(managed.handle.as_str());
+        let gone: Vec<_> = self.world.iter().filter(|(_, m)| over(m)).map(|(id, _)| id).collect();
+        gone.into_iter().for_each(|id| self.forget_handle(id));
+        for Candidate { handle, name, instance } in candidates {
+            let now_ns = self.now_ns;
+            let Some(&id) = self.handles.get(&handle) else {
+                let id = self.fresh_id();
+                self.handles.insert(handle.clone(), id);
+                self.world.insert(id, ManagedVm::new(handle, name, instance, now_ns));
+                continue;
+            };
+            // Compared first, so that a scan without news touches nothing.
+            if self.world.get(id).is_some_and(|managed| managed.instance != instance)
+                && let Some(managed) = self.world.get_mut(id)
+            {
+                managed.instance = instance;
+                self.twins.remove(&id);
+                self.link_event(id, LinkEvent::Replaced { now_ns });
+            }
+        }
+    }
+
+    /// A scan that fails ends no VM.
+    pub(super) fn scan_failed(&mut self, problem: String) {
+        if self.scan_problem.as_ref() != Some(&problem) {
+            self.log(Level::Warn, format!("cannot look for VMs; the known ones stay: {problem}"));
+        }
+        self.scan_problem = Some(problem);
+    }
+
+    /// Connects to the VMs whose retry is due.
+    pub(super) fn connect_due(&mut self) {
+        for id in self.world.due(self.now_ns) {
+            let now_ns = self.now_ns;
+            let due = |managed: &ManagedVm| match managed.link {
+                Link::Disconnected { retry_ns, .. } => retry_ns <= now_ns,
+                _ => false,
+            };
+            let Some(managed) = self.world.get(id).filter(|managed| due(managed)) else { continue };
+            let handle = managed.handle.clone();
+            let connection = self.fresh_id();
+            self.connections.insert(connection, id);
+            self.link_event(id, LinkEvent::Connect(connection));
+            self.commands.push(Command::Connect(id, connection, handle));
+        }
+    }
+
+    /// Takes a link to its next state, and logs a problem once.
+    pub(super) fn link_event(&mut self, id: VmId, event: LinkEvent) {
+        let Some(managed) = self.world.get_mut(id) else { return };
+        let Some(next) = managed.link.next(event) else { return };
+        let before = std::mem::replace(&mut managed.link, next);
+        let problem = managed.link.problem().filter(|problem| before.problem() != Some(*problem));
+        let line = problem.map(|problem| format!("{}: it does not answer: {problem}", managed.handle));
+        let closed = before.connection().filter(|connection| managed.link.connection() != Some(*connection));
+        if let Some(line) = line {
+            self.log(Level::Warn, line);
+        }
+        if let Some(connection) = closed {
+            self.connections.remove(&connection);
+            self.commands.push(Command::Disconnect(connection));
+        }
+    }
+
+    /// A connection reports. Reports of a closed one may still arrive.
+    pub(super) fn reported(&mut self, connection: ConnectionId, report: Report) {
+        let Some(&id) = self.connections.get(&connection) else { return };
+        match report {
+            Report::Up(description, _) | Report::Described(description) if has_left(&description) => {
+                self.left(id);
+            }
+            Report::Up(description, channel) => self.up(id, description, channel),
+            Report::Described(description) => self.described(id, description),
+            Report::Marked(outcome) => self.marked(id, outcome),
+            Report::MigrationBegun(outcome) => self.migration_begun(id, outcome),
+            Report::Migration(outcome) => self.migration_looked(id, outcome),
+            Report::Left => self.left(id),
+            Report::Resized(node, outcome) => self.resize_answered(id, node, outcome),
+            Report::Slow(problem, pid) => {
+                self.watch_process(id, pid);
+                self.link_event(id, LinkEvent::Slow(problem));
+            }
+            Report::Prompt => self.link_event(id, LinkEvent::Prompt),
+            Report::Silent(problem, pid) => self.silent(id, problem, pid),
+            Report::Observed(pid, vcpus, certain) => self.observed(id, pid, vcpus, certain),
+            Report::Attached(outcome) => self.attached(id, outcome),
+            Report::Detached(outcome) => self.detached(id, outcome),
+            Report::Replugged(outcome) => self.replugged(id, outcome),
+            Report::Recovered(outcome) => self.recovered(id, outcome),
+            Report::FoundPlugged => self.found_channel(id, true),
+            Report::Released => self.unplugged(id, ChannelEvent::Released),
+            Report::Rebooted => self.rebooted(id),
+            Report::Ended => {
+                self.link_event(id, LinkEvent::Ended { now_ns: self.now_ns });
+                self.forget_vm(id, true);
+            }
+            Report::Lost(error) => self.lost(id, &error),
+        }
+    }
+
+    /// A hypervisor has greeted and described its VM.
+    fn up(&mut self, id: VmId, description: VmDescription, channel: bool) {
+        let name = description.name.clone();
+        if self.described_by_another(id, description.pid, &name) {
+            // It has the VM as long as it knows it. Should it forget it, this one is tried again.
+            self.twins.insert(id, description.pid);
+            let now_ns = self.now_ns;
+            return self
+                .link_event(id, LinkEvent::Lost { problem: None, known: false, at_once: false, now_ns });
+        }
+        self.twins.remove(&id);
+        if let Some(problem) = self.claim_name(id, &name) {
+            let (shown, now_ns) = (Some(problem.clone()), self.now_ns);
+            self.link_event(id, LinkEvent::Lost { problem: shown, known: false, at_once: false, now_ns });
+            return self.refuse_in_flight(id, &problem);
+        }
+        self.link_event(id, LinkEvent::Up);
+        self.drop_observed_twins(id, description.pid);
+        self.watch_process(id, description.pid);
+        let known = self.vm(id);
+        let same = known.is_some_and(|vm| {
+            vm.description.pid == description.pid
+                && vm.source == DescriptionSource::Hypervisor
+                && vm.name() == name
+        });
+        if !same {
+            // What was observed without the hypervisor is dropped. A VM that was known under this name stays.
+            let renamed = known.is_some_and(|vm| vm.name() != name || vm.description.pid != description.pid);
+            self.replace_vm(id, description.clone(), DescriptionSource::Hypervisor, renamed);
+        }
+        self.described(id, description);
+        self.found_channel(id, channel);
+    }
+
+    /// Does another handle have the VM of this process: of another backend, or of another connection to the same one?
+    fn described_by_another(&self, id: VmId, pid: i32, name: &str) -> bool {
+        let Some(own) = self.world.get(id) else { return false };
+        let is_it = |vm: &Vm| vm.source == DescriptionSource::Hypervisor && vm.description.pid == pid;
+        self.world.iter().any(|(other, managed)| {
+            other != id && managed.vm.as_ref().is_some_and(is_it) && is_one(own, name, managed)
+        })
+    }
+
+    /// The same VM may have been observed through another monitor of its process, under another name.
+    fn drop_observed_twins(&mut self, id: VmId, pid: i32) {
+        let is_twin = |vm: &Vm| vm.source != DescriptionSource::Hypervisor && vm.description.pid == pid;
+        let twin =
+            |(other, managed): &(VmId, &ManagedVm)| *other != id && managed.vm.as_ref().is_some_and(is_twin);
+        let twins: Vec<_> = self.world.iter().filter(twin).map(|(other, _)| other).collect();
+        twins.into_iter().for_each(|other| self.drop_vm(other, false));
+    }
+
+    /// Replaces what was known of a VM.
+    fn replace_vm(
+        &mut self,
+        id: VmId,
+        description: VmDescription,
+        source: DescriptionSource,
+        announce_end: bool,
+    ) {
+        let was_known = self.vm(id).is_some();
+        if announce_end {
+            self.drop_vm(id, false);
+        } else if was_known {
+            self.watch_only(id, &[]);
+        }
+        // Moves that were asked for before are still answered.
+        let before = self.world.get_mut(id).and_then(|managed| managed.vm.take());
+        let memory_policy = before.as_ref().map_or(self.policies.memory.policy, |vm| vm.homing.policy);
+        let (moves, kept) = before.map(|vm| (vm.moves, vm.scheduling)).unzip();
+        let (name, pid, count) = (description.name.clone(), description.pid, description.vcpus.len());
+        let mut vm = Vm::new(&self.world.host, description, source, self.now_ns);
+        vm.moves = moves.unwrap_or_default();
+        match kept {
+            Some(scheduling) => vm.scheduling = scheduling,
+            None => {
+                vm.scheduling.policy = self.policies.schedule;
+                // An earlier vnumad may have confined its vCPUs, and been killed.
+                self.commands.push(Command::RestoreMasks(id, pid));
+            }
+        }
+        self.recount(id);
+        self.names.insert(name.clone(), id);
+        if let Some(managed) = self.world.get_mut(id) {
+            managed.vm = Some(vm);
+        }
+        self.world.set_memory_policy(id, memory_policy, self.now_ns);
+        if announce_end || !was_known {
+            let how = if source == DescriptionSource::Hypervisor { "" } else { "; it does not answer" };
+            self.log(Level::Info, format!("{name}: VM found, process {pid}, {count} vCPUs{how}"));
+            self.announce(api::Event::Appeared { vm: name, time_ns: self.now_ns });
+        }
+    }
+
+    /// Why a VM cannot have its name, if it cannot. A VM that was only observed has the name of its handle, and gives it up
+    /// to a VM that reports this name. Of two that report it, the one has it that its operator called so, by its socket or its domain:
+    /// a QEMU can say anything.
+    fn claim_name(&mut self, id: VmId, name: &str) -> Option<String> {
+        let other = self.names.get(name).copied().filter(|other| *other != id)?;
+        let (managed, own) = (self.world.get(other)?, self.world.get(id)?);
+        if managed.vm.as_ref()?.source != DescriptionSource::Hypervisor {
+            self.drop_vm(other, false);
+            return None;
+        }
+        let taken = |by: &ManagedVm| format!("its name `{name}` is taken by the VM at {}", by.handle);
+        if managed.fallback_name == name || own.fallback_name != name {
+            return Some(taken(managed));
+        }
+        let problem = taken(own);
+        let (shown, now_ns) = (Some(problem.clone()), self.now_ns);
+        self.refuse_in_flight(other, &problem);
+        self.drop_left(other);
+        self.link_event(other, LinkEvent::Lost { problem: shown, known: false, at_once: false, now_ns });
+        None
+    }
+
+    /// Takes over a description, and has the threads watched that it names.
+    pub(super) fn described(&mut self, id: VmId, mut description: VmDescription) {
+        let now_ns = self.now_ns;
+        let vcpus = description.vcpus.clone();
+        let pid = description.pid;
+        let Some((host, vm)) = self.world.vm_mut(id) else { return };
+        let arrived = has_arrived(vm, &description);
+        // A VM keeps its first name: a later one may belong to another VM.
+        vm.name().clone_into(&mut description.name);
+        vm.describe(host, description, now_ns);
+        if let Some(rehome) = &mut vm.homing.rehome {
+            rehome.seen();
+        }
+        let served = vm.channel.publisher().is_some();
+        self.watch_only(id, &vcpus);
+        let mut new = Vec::new();
+        for vcpu in vcpus {
+            let mine = (id, vcpu.apic_id);
+            if self.threads.get(&vcpu.tid) != Some(&mine) {
+                // The number may have belonged to a thread of another process.
+                if let Some((other, _)) = self.threads.insert(vcpu.tid, mine) {
+                    self.commands.push(Command::Unwatch(vcpu.tid));
+                    self.describe_if_doubtful(other, pid);
+                }
+                self.commands.push(Command::Watch(pid, vcpu.tid));
+                new.push(vcpu.tid);
+            }
+        }
+        if !new.is_empty() && !served {
+            self.commands.push(Command::Defer(new, true));
+        }
+        self.drop_moves_of_missing(id);
+        self.recount(id);
+        self.rehomes_described(id);
+        self.resizes_described(id);
+        if arrived {
+            self.arrived(id);
+        }
+        self.attach_marked(id);
+    }
+
+    /// A thread number that two processes claim belongs to one of them: the description that is not true any more may be
+    /// either. Whoever has lost it is described again, and takes it back if it is there.
+    fn describe_if_doubtful(&mut self, other: VmId, pid: i32) {
+        if self.vm(other).is_some_and(|vm| vm.description.pid != pid) {
+            self.ask_if_connected(other, Ask::Describe);
+        }
+    }
+
+    /// Answers moves of vCPUs that no longer exist.
+    fn drop_moves_of_missing(&mut self, id: VmId) {
+        let Some((_, vm)) = self.world.vm_mut(id) else { return };
+        let (name, vcpus) = (vm.name().to_owned(), &vm.description.vcpus);
+        let present: Vec<u32> = vcpus.iter().map(|vcpu| vcpu.apic_id).collect();
+        let gone: Vec<_> = vm.moves.extract_if(.., |wanted| !present.contains(&wanted.vcpu)).collect();
+        for wanted in gone {
+            let (vm, vcpu, present) = (name.clone(), wanted.vcpu, present.clone());
+            self.answer(wanted.request, Reply::Refused(Refusal::NoVcpu { vm, vcpu, present }));
+        }
+    }
+
+    /// Watches no threads of a VM but those of these vCPUs.
+    fn watch_only(&mut self, id: VmId, vcpus: &[Vcpu]) {
+        let wanted: BTreeMap<i32, ApicId> = vcpus.iter().map(|vcpu| (vcpu.tid, vcpu.apic_id)).collect();
+        let before = self.watched.remove(&id).unwrap_or_default();
+        for tid in before {
+            let owner = self.threads.get(&tid).copied();
+            if owner.is_some_and(|(vm, apic_id)| vm == id && wanted.get(&tid) != Some(&apic_id)) {
+                self.threads.remove(&tid);
+                self.commands.push(Command::Unwatch(tid));
+            }
+        }
+        if !wanted.is_empty() {
+            self.watched.insert(id, wanted.into_keys().collect());
+        }
+    }
+
+    /// A VM does not answer. What is known of it stays.
+    fn silent(&mut self, id: VmId, problem: String, pid: i32) {
+        if self.vm(id).is_some_and(|vm| vm.description.pid != pid) {
+            self.drop_vm(id, true);
+        }
+        self.watch_process(id, pid);
+        self.rehomes_undescribed(id, &problem);
+        self.resizes_refused(id, &problem);
+        self.link_event(id, LinkEvent::Silent(problem));
+    }
+
+    /// vCPUs were observed of a VM whose hypervisor does not answer.
+    fn observed(&mut self, id: VmId, pid: i32, vcpus: Vec<Vcpu>, certain: bool) {
+        let Some(managed) = self.world.get(id) else { return };
+        let name = managed.fallback_name.clone();
+        if managed.vm.as_ref().is_some_and(|vm| vm.source == DescriptionSource::Hypervisor) {
+            return;
+        }
+        // A QEMU may have several monitors, and more than one VM may want a name.
+        let named = self.names.get(&name).is_some_and(|other| *other != id);
+        let same_process = |(other, managed): (VmId, &ManagedVm)| {
+            other != id && managed.vm.as_ref().is_some_and(|vm| vm.description.pid == pid)
+        };
+        if named || self.world.iter().any(same_process) {
+            return;
+        }
+        let source = if certain { DescriptionSource::Kvm } else { DescriptionSource::ThreadNames };
+        let description = VmDescription {
+            name,
+            pid,
+            run_state: String::new(),
+            guest_nodes: Vec::new(),
+            vcpus,
+            spare_slots: Default::default(),
+            devices: Vec::new(),
+            memory_devices: Vec::new(),
+        };
+        match self.world.get_mut(id).and_then(|managed| managed.vm.as_mut()) {
+            Some(vm) => vm.source = source,
+            None => self.replace_vm(id, description.clone(), source, false),
+        }
+        self.watch_process(id, pid);
+        self.described(id, description);
+    }
+
+    /// There is no connection. A known VM stays known, and is still observed.
+    fn lost(&mut self, id: VmId, error: &VmError) {
+        let (known, now_ns) = (self.vm(id).is_some(), self.now_ns);
+        let expected = !known && error.nobody_listening();
+        if expected {
+            let handle = self.world.get(id).map(|managed| managed.handle.clone()).unwrap_or_default();
+            self.log(Level::Debug, format!("{handle}: no VM behind it: {error}"));
+        }
+        let problem = (!expected).then(|| error.to_string());
+        // A place in the queue is free as soon as another client leaves.
+        let at_once = error.queue_full();
+        self.link_event(id, LinkEvent::Lost { problem, known, at_once, now_ns });
+        if !known {
+            self.unwatch_process(id);
+        }
+        self.refuse_in_flight(id, &error.to_string());
+    }
+
+    /// Requests over a lost connection fail.
+    fn refuse_in_flight(&mut self, id: VmId, problem: &str) {
+        self.rehomes_undescribed(id, problem);
+        self.resizes_refused(id, problem);
+        self.migration_event(id, MigrationEvent::ConnectionLost);
+        let Some(vm) = self.vm(id) else { return };
+        let (name, in_flight) = (vm.name().to_owned(), vm.channel.request());
+        let wanted = vm.replug_wanted.and_then(|replug| replug.request);
+        if let Some((_, vm)) = self.world.vm_mut(id) {
+            vm.replug_wanted = None;
+        }
+        let answered = self.channel_event(id, ChannelEvent::ConnectionLost).and(in_flight);
+        let marks = self.marks_gone(id);
+        for request in [answered, wanted].into_iter().chain(marks) {
+            let refusal = Refusal::NotConnected { vm: name.clone(), problem: problem.to_owned() };
+            self.answer(request, Reply::Refused(refusal));
+        }
+    }
+
+    /// Forgets a VM. `ended`: its process has ended.
+    fn forget_vm(&mut self, id: VmId, ended: bool) {
+        self.unwatch_process(id);
+        self.drop_vm(id, ended);
+    }
+
+    /// Forgets a VM whose process goes on without it.
+    pub(super) fn drop_left(&mut self, id: VmId) {
+        self.drop_vm(id, false);
+        self.unwatch_process(id);
+    }
+
+    /// The same, but its process stays watched, as it belongs to the VM that replaces this one.
+    fn drop_vm(&mut self, id: VmId, ended: bool) {
+        self.watch_only(id, &[]);
+        let Some(vm) = self.world.get_mut(id).and_then(|managed| managed.vm.take()) else { return };
+        if self.names.get(vm.name()) == Some(&id) {
+            self.names.remove(vm.name());
+        }
+        self.confine_problems.retain(|(vm, _), _| *vm != id);
+        if vm.channel.publisher().is_some() {
+            self.commands.push(Command::CloseChannel(id));
+        }
+        if ended {
+            self.commands.push(Command::ForgetRecord(vm.description.pid));
+        } else if vm.scheduling.in_use() {
+            self.commands.push(Command::RestoreMasks(id, vm.description.pid));
+        }
+        if vm.scheduling.memory.is_under_way() {
+            self.commands.push(Command::StopMemory(id));
+        }
+        self.recount(id);
+        let policies = self.policy_requests.extract_if(.., |(vm, _)| *vm == id);
+        let policies: Vec<_> = policies.map(|(_, request)| Some(request)).collect();
+        let shown = self.memory_requests.extract_if(.., |(vm, _)| *vm == id);
+        let shown: Vec<_> = shown.map(|(_, request)| Some(request)).collect();
+        let rehomes = self.rehomes_gone(id).into_iter().chain(self.marks_gone(id));
+        let resizes = self.resizes_gone(id);
+        let rehomes: Vec<_> = rehomes.collect();
+        let waiting = [
+            vm.channel.request(),
+            self.first_publication.remove(&id),
+            vm.replug_wanted.and_then(|replug| replug.request),
+        ];
+        let name = vm.description.name.clone();
+        let moves: Vec<_> = vm.moves.iter().map(|wanted| wanted.request).collect();
+        self.remember_migration(id, vm);
+        self.counts.forget(id);
+        for request in
+            waiting.into_iter().chain(moves).chain(policies).chain(shown).chain(rehomes).chain(resizes)
+        {
+            self.answer(request, Reply::Refused(Refusal::Ended { vm: name.clone() }));
+        }
+        self.log(Level::Info, format!("{name}: VM gone"));
+        self.announce(api::Event::Gone { vm: name, time_ns: self.now_ns });
+    }
+
+    /// A handle without a known VM is not listed any more.
+    fn forget_handle(&mut self, id: VmId) {
+        self.unwatch_process(id);
+        self.twins.remove(&id);
+        let Some(managed) = self.world.remove(id) else { return };
+        self.handles.remove(&managed.handle);
+        if let Some(connection) = managed.link.connection() {
+            self.connections.remove(&connection);
+            self.commands.push(Command::Disconnect(connection));
+        }
+    }
+
+    /// The guest boots again. From a channel that is not served it reads what another process left there.
+    fn rebooted(&mut self, id: VmId) {
+        let now_ns = self.now_ns;
+        let Some((_, vm)) = self.world.vm_mut(id) else { return };
+        if vm.channel.publisher().is_some() || !vm.channel.is_plugged() {
+            vm.placement.rebooted(now_ns);
+        }
+    }
+
+    fn watch_process(&mut self, id: VmId, pid: i32) {
+        let Some(managed) = self.world.get_mut(id) else { return };
+        if managed.process.is_none_or(|process| process.pid != pid) {
+            managed.process = Some(ProcessState { pid, stopped: None });
+            self.commands.push(Command::WatchProcess(id, pid));
+        }
+    }
+
+    fn unwatch_process(&mut self, id: VmId) {
+        if let Some(process) = self.world.get_mut(id).and_then(|managed| managed.process.take()) {
+            self.commands.push(Command::UnwatchProcess(id, process.pid));
+        }
+    }
+
+    /// A process is stopped, or runs again.
+    pub(super) fn process_state(&mut self, id: VmId, pid: i32, stopped: Option<StopReason>) {
+        let Some(managed) = self.world.get_mut(id) else { return };
+        let Some(process) = managed.process.as_mut().filter(|process| process.pid == pid) else { return };
+        if std::mem::replace(&mut process.stopped, stopped) == stopped {
+            return;
+        }
+        let (handle, problem) = (managed.handle.clone(), render::problem(managed));
+        match stopped {
+            Some(_) => self.log(Level::Warn, format!("{handle}: {}", problem.unwrap_or_default())),
+            None => self.log(Level::Info, format!("{handle}: QEMU (process {pid}) runs again")),
+        }
+    }
+
+    /// A main loop that waits for events will answer. Any other has to be probed.
+    pub(super) fn main_loop_busy(&mut self, id: VmId, pid: i32) {
+        let Some(managed) = self.world.get(id) else { return };
+        let is_it = managed.process.is_some_and(|process| process.pid == pid && process.stopped.is_none());
+        if let (true, Link::Answers { connection }) = (is_it, &managed.link) {
+            self.commands.push(Command::Ask(*connection, Ask::Probe));
+        }
+    }
+
+    /// A process has ended. A connection reports that as well.
+    pub(super) fn process_ended(&mut self, id: VmId, pid: i32) {
+        let Some(managed) = self.world.get(id) else { return };
+        if managed.process.is_some_and(|process| process.pid == pid) {
+            // Whoever manages it knows whether it has ended or left, and the connection reports that.
+            if managed.vm.as_ref().is_some_and(Vm::is_migrating) && managed.link.connection().is_some() {
+                return;
+            }
+            self.link_event(id, LinkEvent::Ended { now_ns: self.now_ns });
+            self.forget_vm(id, true);
+        }
+    }
+
+    pub(super) fn ask_if_connected(&mut self, id: VmId, ask: Ask) {
+        if let Some(connection) = self.world.get(id).and_then(|managed| managed.link.connection()) {
+            self.commands.push(Command::Ask(connection, ask));
+        }
+    }
+
+    /// Describes VMs whose guests have seen devices come or go.
+    pub(super) fn look_for_devices(&mut self) {
+        let now_ns = self.now_ns;
+        let is_due = |vm: &Vm| vm.look_ns.is_some_and(|look_ns| look_ns <= now_ns);
+        for id in self.world.due(now_ns) {
+            if self.vm(id).is_some_and(is_due)
+                && let Some((_, vm)) = self.world.vm_mut(id)
+            {
+                (vm.look_ns, vm.described_ns) = (None, now_ns);
+                self.ask_if_connected(id, Ask::Describe);
+            }
+        }
+    }
+
+    /// Unbound memory changes its home without an event.
+    pub(super) fn describe_unbound(&mut self) {
+        let (now_ns, most_ns) = (self.now_ns, self.describe_ns);
+        let is_due = |managed: &ManagedVm| {
+            let Some(vm) = &managed.vm else { return false };
+            let wait_ns = now_ns.saturating_sub(vm.found_ns).clamp(most_ns / YOUNG_PART, most_ns);
+            vm.has_unbound_memory() && now_ns.saturating_sub(vm.described_ns) >= wait_ns
+        };
+        let due: Vec<_> = self.world.iter().filter(|(_, m)| is_due(m)).map(|(id, _)| id).collect();
+        for id in due {
+            if let Some((_, vm)) = self.world.vm_mut(id) {
+                // Counts as described, so that a slow VM is asked only once.
+                vm.described_ns = now_ns;
+            }
+            self.ask_if_connected(id, Ask::Describe);
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! Doorbells of guests.
+
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use std::{
+    io,
+    os::fd::{AsFd, BorrowedFd},
+};
+use tracing::error;
+use vnuma_channel::Channel;
+use vnuma_policy::world::VmId;
+
+/// Most that are taken at once.
+const EVENTS: usize = 64;
+
+/// Guests that may ring.
+#[derive(Debug)]
+pub(super) struct Doorbells(Epoll);
+
+impl Doorbells {
+    pub(super) fn new() -> io::Result<Self> {
+        Ok(Self(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?))
+    }
+
+    /// Readable while a guest has rung.
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.0.0.as_fd()
+    }
+
+    /// Takes the doorbell of a channel, until the channel is closed.
+    pub(super) fn watch(&self, vm: VmId, channel: &Channel) -> io::Result<()> {
+        Ok(self.0.add(channel.acknowledgement_fd(), interest(vm))?)
+    }
+
+    /// Has a doorbell taken again after one was handled. None is taken in between, so that a guest that rings without pause
+    /// keeps nobody else waiting.
+    pub(super) fn rearm(&self, vm: VmId, channel: &Channel) {
+        if let Err(error) = self.0.modify(channel.acknowledgement_fd(), &mut interest(vm)) {
+            error!(%error, "acknowledgements of a guest cannot be received any more");
+        }
+    }
+
+    /// VMs whose guests have rung, some at a time.
+    pub(super) fn take(&self) -> Vec<VmId> {
+        let mut events = [EpollEvent::empty(); EVENTS];
+        // It fails by a signal only, and the descriptor stays readable.
+        let count = self.0.wait(&mut events, EpollTimeout::ZERO).unwrap_or(0);
+        events[..count].iter().map(EpollEvent::data).collect()
+    }
+}
+
+fn interest(vm: VmId) -> EpollEvent {
+    EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLONESHOT, vm)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+    use vnuma_abi_topology_channel::Vcpu;
+    use vnuma_channel::Content;
+    use vnuma_channel_model::GuestEnd;
+    use vnuma_model::DistanceMatrix;
+
+    /// More than one call takes.
+    const VMS: u64 = EVENTS as u64 + 6;
+
+    fn channel() -> (Channel, GuestEnd) {
+        let (channel, socket) = Channel::new(1).expect("a channel");
+        (channel, GuestEnd::connect(&socket).expect("all messages"))
+    }
+
+    /// All that have rung, in order.
+    fn taken(doorbells: &Doorbells) -> Vec<VmId> {
+        let mut all = Vec::new();
+        loop {
+            let mut fds = [PollFd::new(doorbells.fd(), PollFlags::POLLIN)];
+            let readable = poll(&mut fds, PollTimeout::ZERO).expect("polled") > 0;
+            let some = doorbells.take();
+            assert_eq!(readable, !some.is_empty());
+            if some.is_empty() {
+                all.sort_unstable();
+                return all;
+            }
+            all.extend(some);
+        }
+    }
+
+    #[test]
+    fn guests_that_ring_together_are_each_taken_once() {
+        let doorbells = Doorbells::new().expect("made");
+        let mut channels: Vec<_> = (1..=VMS).map(|vm| (vm, channel())).collect();
+        for (vm, (channel, _)) in &channels {
+            doorbells.watch(*vm, channel).expect("watched");
+        }
+        let expected: Vec<VmId> = (1..=VMS).collect();
+        let distances = DistanceMatrix::new(vec![vec![10]]).expect("square");
+        let content = Content::new(distances, vec![Vcpu { apic_id: 0, node: 0 }]).expect("within limits");
+        for round in 0..2 {
+            for (_, (channel, guest)) in &mut channels {
+                let generation = channel.publish(&content).expect("published");
+                guest.acknowledge(generation).expect("rung");
+            }
+            assert_eq!(taken(&doorbells), expected, "round {round}");
+            for (vm, (channel, _)) in &mut channels {
+                assert!(channel.take_acknowledgement().expect("taken").is_some());
+                doorbells.rearm(*vm, channel);
+            }
+            assert_eq!(taken(&doorbells), [0; 0], "nobody rang again");
+        }
+    }
+}

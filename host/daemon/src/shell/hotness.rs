@@ -1,0 +1,183 @@
+//! Watches how hot the memory of VMs is, by DAMON, in a thread of its own: a watch takes some seconds, and a write to DAMON's
+//! files can wait.
+//!
+//! One VM at a time is watched, and nothing runs in between. What a vnumad that was killed has left is removed at the begin.
+
+use super::inbox::{Inbox, Message};
+use crate::core::event::Event;
+use std::{
+    io,
+    os::fd::{AsFd, OwnedFd},
+    path::PathBuf,
+    sync::{Arc, Condvar, Mutex, PoisonError, mpsc},
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+use tracing::{debug, info};
+use vnuma_observe::location::monotonic_ns;
+use vnuma_policy::{
+    hotness::{Hotness, Region},
+    residency::MemoryArea,
+    world::VmId,
+};
+use vnuma_process::{
+    damon::{Damon, DamonError, LOOKS, Sysfs, Tree},
+    on_thread, spawn_worker,
+};
+
+/// A VM whose turn comes later than this is not watched: what is displaced of it is moved without.
+const LATE: Duration = Duration::from_secs(30);
+
+struct Order {
+    vm: VmId,
+    pid: i32,
+    pidfd: Option<Arc<OwnedFd>>,
+    areas: Vec<MemoryArea>,
+    given: Instant,
+}
+
+/// Whether vnumad stops.
+#[derive(Debug, Default)]
+struct Stop {
+    stops: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Stop {
+    fn stop(&self) {
+        *self.stops.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits for so long; false if vnumad stops.
+    fn wait(&self, time: Duration) -> bool {
+        let stops = self.stops.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.changed.wait_timeout_while(stops, time, |stops| !*stops);
+        !*waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+}
+
+/// The thread.
+#[derive(Debug)]
+pub(super) struct HotnessWatcher {
+    orders: Option<mpsc::Sender<Order>>,
+    stop: Arc<Stop>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl HotnessWatcher {
+    pub(super) fn start(root: PathBuf, inbox: Arc<Inbox>) -> io::Result<Self> {
+        let (orders, received) = mpsc::channel::<Order>();
+        let stop = Arc::new(Stop::default());
+        let stops = Arc::clone(&stop);
+        let thread = spawn_worker("hotness", move || {
+            let damon = Damon::new(Sysfs::new(root, move |time| stops.wait(time)));
+            match damon.remove_ours() {
+                Ok(true) => info!("a watch of memory that a vnumad before has left was removed from DAMON"),
+                Ok(false) => {}
+                Err(why) => debug!(%why, "how hot memory is cannot be watched now"),
+            }
+            for order in received {
+                let outcome = watch(&damon, &order);
+                // Fails only while vnumad stops.
+                let _ = inbox.send(Message::Event(Event::HotnessWatched(order.vm, order.pid, outcome)));
+            }
+        })?;
+        Ok(Self { orders: Some(orders), stop, thread: Some(thread) })
+    }
+
+    /// Watches memory of this process of a VM; [`Event::HotnessWatched`] follows.
+    pub(super) fn watch(&self, vm: VmId, pid: i32, pidfd: Option<Arc<OwnedFd>>, areas: Vec<MemoryArea>) {
+        if let Some(orders) = &self.orders {
+            // Fails only while vnumad stops.
+            let _ = orders.send(Order { vm, pid, pidfd, areas, given: Instant::now() });
+        }
+    }
+}
+
+impl Drop for HotnessWatcher {
+    fn drop(&mut self) {
+        self.stop.stop();
+        drop(self.orders.take());
+        if let Some(thread) = self.thread.take() {
+            // Fails only if the thread panicked, and the panic has been reported.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn watch<T: Tree>(damon: &Damon<T>, order: &Order) -> Result<Hotness, String> {
+    let ended = || format!("process {} has ended", order.pid);
+    if order.given.elapsed() > LATE {
+        return Err(format!("it was not its turn within {} s, as other VMs were watched", LATE.as_secs()));
+    }
+    let pidfd = order.pidfd.as_ref().ok_or_else(ended)?;
+    let range = |area: &MemoryArea| (area.start, area.start.saturating_add(area.bytes));
+    let ranges: Vec<(u64, u64)> = order.areas.iter().map(range).collect();
+    let began_ns = monotonic_ns();
+    // DAMON is told a number. It was this process that was watched if it had that number all the time.
+    let seen = on_thread(pidfd.as_fd(), order.pid, order.pid, || damon.watch(order.pid, &ranges));
+    let watched = seen.ok_or_else(ended)?.map_err(|error: DamonError| error.to_string())?;
+    let region = |seen: vnuma_process::damon::Region| Region {
+        start: seen.start,
+        end: seen.end,
+        accesses: seen.accesses,
+    };
+    let regions = watched.regions.into_iter().map(region).collect();
+    let cost_ns = watched.cost_ns.unwrap_or(0);
+    Ok(Hotness { began_ns, ended_ns: monotonic_ns(), cost_ns, looks: LOOKS, regions })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vnuma_process::open_pidfd;
+
+    /// A tree without any file.
+    struct Nothing;
+
+    impl Tree for Nothing {
+        fn read(&self, _: &str) -> io::Result<String> {
+            Err(io::ErrorKind::NotFound.into())
+        }
+        fn write(&self, path: &str, _: &str) -> io::Result<()> {
+            panic!("{path} is written")
+        }
+        fn list(&self, _: &str) -> io::Result<Vec<String>> {
+            Err(io::ErrorKind::NotFound.into())
+        }
+        fn wait(&self, _: Duration) -> bool {
+            true
+        }
+        fn pause(&self, _: Duration) {}
+    }
+
+    fn order() -> Order {
+        let pid = std::process::id().cast_signed();
+        let area = MemoryArea { guest_node: 0, start: 4096, bytes: 8192, guest_bytes: 8192, page_kib: 4 };
+        let pidfd = Some(Arc::new(open_pidfd(pid).expect("a pidfd")));
+        Order { vm: 1, pid, pidfd, areas: vec![area], given: Instant::now() }
+    }
+
+    #[test]
+    fn why_it_is_not_known_is_said() {
+        let damon = Damon::new(Nothing);
+        let problem = |order: &Order| watch(&damon, order).expect_err("nothing is watched");
+        assert!(problem(&order()).starts_with("this kernel has no DAMON"), "{}", problem(&order()));
+        let gone = Order { pidfd: None, ..order() };
+        assert!(problem(&gone).ends_with("has ended"));
+        if let Some(given) = Instant::now().checked_sub(LATE * 2) {
+            assert!(problem(&Order { given, ..order() }).contains("other VMs"));
+        }
+        let odd = Order { areas: vec![MemoryArea { bytes: 0, ..order().areas[0] }], ..order() };
+        assert_eq!(problem(&odd), "memory from 0x1000 to 0x1000 cannot be watched");
+    }
+
+    #[test]
+    fn a_watch_ends_when_vnumad_stops() {
+        let stop = Stop::default();
+        assert!(stop.wait(Duration::from_millis(1)));
+        stop.stop();
+        assert!(!stop.wait(Duration::from_secs(3600)));
+    }
+}

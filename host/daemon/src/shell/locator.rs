@@ -1,0 +1,496 @@
+//! Finds where vCPU threads run, from kernel events, which the core's thread takes, and from /proc, in a thread of its own.
+
+use super::inbox::{Inbox, Message};
+use crate::{config::Config, core::event::Event};
+use std::{
+    collections::{HashMap, HashSet, VecDeque},
+    fs,
+    path::PathBuf,
+    sync::{
+        Arc, Mutex, PoisonError, RwLock,
+        atomic::{AtomicU64, Ordering},
+        mpsc,
+    },
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+use tracing::{info, warn};
+use vnuma_model::{CpuSet, HostTopology, VcpuLocation};
+use vnuma_observe::location::{
+    KernelEvents, LocationError, LocationEvent, LocationKind, LocationWatcher, read_location, read_pinned,
+};
+use vnuma_process::spawn_worker;
+
+/// Threads that one pass over /proc reads, in case an event was lost: one small file each, some ten milliseconds in all.
+const AT_ONCE: usize = 1280;
+
+/// Least time between two passes: at most some 670 threads a second and 1 % of a CPU, however many threads there are.
+const PAUSE: Duration = Duration::from_millis(1900);
+
+/// How late the next pass may be. Usually a command wakes this thread before, and the pass shares that wake-up.
+const SLACK: Duration = Duration::from_millis(400);
+
+/// A thread that is watched.
+#[derive(Clone, Copy, Debug)]
+struct Thread {
+    pid: i32,
+    /// The newest location that was sent, if the core has received it and no other since.
+    sent: Option<VcpuLocation>,
+}
+
+impl Thread {
+    /// Does the core know this location already, whenever it was seen?
+    fn is_known(&self, location: VcpuLocation) -> bool {
+        self.sent.is_some_and(|sent| sent == VcpuLocation { time_ns: sent.time_ns, ..location })
+    }
+
+    /// Has at most its CPU changed, within the node? Nothing is published for that.
+    fn is_on_known_node(&self, location: VcpuLocation) -> bool {
+        self.sent.is_some_and(|sent| (sent.node, sent.pinned) == (location.node, location.pinned))
+    }
+}
+
+/// State that the threads of this file share.
+#[derive(Debug, Default)]
+struct Shared {
+    host: RwLock<Arc<HostTopology>>,
+    threads: Mutex<HashMap<i32, Thread>>,
+    /// Events that were lost because the inbox was full.
+    overflowed: AtomicU64,
+    health: Mutex<Health>,
+    /// Where the kernel says which CPUs are online.
+    online: PathBuf,
+}
+
+/// Quality of the location sources.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Health {
+    pub(super) source: &'static str,
+    pub(super) why_not_bpf: Option<String>,
+    pub(super) sees_affinity: bool,
+    pub(super) lost: u64,
+}
+
+impl Shared {
+    fn host(&self) -> Arc<HostTopology> {
+        Arc::clone(&self.host.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn thread(&self, tid: i32) -> Option<Thread> {
+        self.lock_threads(|threads| threads.get(&tid).copied())
+    }
+
+    fn lock_threads<T>(&self, act: impl FnOnce(&mut HashMap<i32, Thread>) -> T) -> T {
+        act(&mut self.threads.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn read(&self, pid: i32, tid: i32) -> Option<VcpuLocation> {
+        read_location(&self.host(), pid, tid).ok()
+    }
+
+    /// Handles a kernel event that says where a thread is. What the event does not contain is read from /proc only if it can
+    /// have changed.
+    fn after(&self, event: &LocationEvent, sees_affinity: bool) -> Option<VcpuLocation> {
+        let Thread { pid, sent } = self.thread(event.tid)?;
+        let host = self.host();
+        let Some(node) = host.node_of_cpu(event.cpu) else {
+            let location = self.read(pid, event.tid)?;
+            return Some(VcpuLocation { time_ns: event.time_ns, ..location });
+        };
+        let pinned = match (event.kind, sent) {
+            (LocationKind::Migrated, Some(sent))
+                if sees_affinity && sent.pinned.is_none_or(|pin| pin == node) =>
+            {
+                sent.pinned
+            }
+            // The event source has checked that this is still a thread of this process.
+            _ => read_pinned(&host, event.tid)?,
+        };
+        // /proc may not show the node yet: the kernel sends the event while it moves the thread.
+        Some(VcpuLocation { cpu: event.cpu, node, pinned, time_ns: event.time_ns })
+    }
+
+    /// Notes what was sent to the core, or that sending failed.
+    fn note_sent(&self, tid: i32, location: Option<VcpuLocation>) {
+        self.lock_threads(|threads| {
+            let Some(thread) = threads.get_mut(&tid) else { return };
+            thread.sent = match (thread.sent, location) {
+                // The core ignores late observations in the same way.
+                (Some(before), Some(late)) if before.time_ns > late.time_ns => Some(before),
+                (_, location) => location,
+            };
+        });
+    }
+}
+
+/// Reads where a thread is, from any thread.
+#[derive(Clone, Debug)]
+pub(crate) struct Reader(Arc<Shared>);
+
+impl Reader {
+    /// `None` if the location is unknown.
+    pub(crate) fn read(&self, pid: i32, tid: i32) -> Option<VcpuLocation> {
+        // The pass over /proc reports it, if it can be read at all.
+        self.0.note_sent(tid, None);
+        self.0.read(pid, tid)
+    }
+
+    /// CPUs of the host that are online. The kernel knows before the host is read anew that one is not any more.
+    pub(crate) fn online(&self) -> CpuSet {
+        let host = self.0.host();
+        let known = || host.nodes.iter().flat_map(|node| node.cpus.iter());
+        let now = fs::read_to_string(&self.0.online).ok().and_then(|text| text.trim().parse::<CpuSet>().ok());
+        match now {
+            Some(now) => known().filter(|cpu| now.contains(*cpu)).collect(),
+            None => known().collect(),
+        }
+    }
+}
+
+enum Order {
+    Watch(i32, i32),
+    Unwatch(i32),
+    Defer(Vec<i32>, bool),
+    Look(Vec<(i32, i32)>),
+    Host(Arc<HostTopology>),
+}
+
+/// Watches threads on behalf of the core.
+#[derive(Debug)]
+pub(super) struct Locator {
+    shared: Arc<Shared>,
+    orders: Option<mpsc::Sender<Order>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Locator {
+    /// Also returns events of the kernel, which the caller takes: they become messages of the inbox.
+    pub(super) fn start(
+        host: &HostTopology,
+        config: &Config,
+        inbox: Arc<Inbox>,
+    ) -> Result<(Self, Option<KernelEvents>), LocationError> {
+        let shared = Arc::new(Shared {
+            host: RwLock::new(Arc::new(host.clone())),
+            online: config.root.join("sys/devices/system/cpu/online"),
+            ..Shared::default()
+        });
+        let (theirs, messages) = (Arc::clone(&shared), Arc::clone(&inbox));
+        let on_event = move |event: LocationEvent| {
+            let sees_affinity = theirs.health.lock().unwrap_or_else(PoisonError::into_inner).sees_affinity;
+            let tid = event.tid;
+            let (event, location) = match event.kind {
+                LocationKind::Exited => (Event::ThreadEnded(tid), None),
+                _ => {
+                    let location = theirs.after(&event, sees_affinity);
+                    (Event::Located(tid, location), location)
+                }
+            };
+            // Before, as in Task::report.
+            theirs.note_sent(tid, location);
+            if !messages.try_send(event) {
+                theirs.note_sent(tid, None);
+                theirs.overflowed.fetch_add(1, Ordering::Relaxed);
+            }
+        };
+        let (watcher, events) =
+            LocationWatcher::start_taken(host, config.location, config.poll_interval, on_event)?;
+        match watcher.why_not_bpf() {
+            None => info!(source = watcher.source(), "watching vCPU locations"),
+            Some(why) => info!(source = watcher.source(), why_not_bpf = why, "watching vCPU locations"),
+        }
+        let (orders, received) = mpsc::channel();
+        let theirs = Arc::clone(&shared);
+        let mut task =
+            Task { watcher, shared: theirs, inbox, waiting: VecDeque::new(), known: HashSet::new() };
+        task.note_health();
+        let thread = spawn_worker("locator", move || task.run(&received));
+        let thread = thread.map_err(|source| LocationError::Watch { act: "starting a thread", source })?;
+        Ok((Self { shared, orders: Some(orders), thread: Some(thread) }, events))
+    }
+
+    pub(super) fn reader(&self) -> Reader {
+        Reader(Arc::clone(&self.shared))
+    }
+
+    pub(super) fn health(&self) -> Health {
+        self.shared.health.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Begins to watch a thread, and reports its location.
+    pub(super) fn watch(&self, pid: i32, tid: i32) {
+        self.order(Order::Watch(pid, tid));
+    }
+
+    pub(super) fn unwatch(&self, tid: i32) {
+        self.order(Order::Unwatch(tid));
+    }
+
+    /// Moves of these threads need not be known at once, or need to be again.
+    pub(super) fn defer(&self, threads: Vec<i32>, waits: bool) {
+        self.order(Order::Defer(threads, waits));
+    }
+
+    /// Reads where these threads are: at once if events were lost, else a few at a time.
+    pub(super) fn look(&self, threads: Vec<(i32, i32)>) {
+        self.order(Order::Look(threads));
+    }
+
+    /// The host's topology has changed.
+    pub(super) fn host_changed(&self, host: &HostTopology) {
+        self.order(Order::Host(Arc::new(host.clone())));
+    }
+
+    fn order(&self, order: Order) {
+        if let Some(orders) = &self.orders {
+            // Fails only while vnumad stops.
+            let _ = orders.send(order);
+        }
+    }
+}
+
+impl Drop for Locator {
+    fn drop(&mut self) {
+        drop(self.orders.take());
+        if let Some(thread) = self.thread.take() {
+            // Fails only if the thread panicked, and the panic has been reported.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// State of the thread.
+struct Task {
+    watcher: LocationWatcher,
+    shared: Arc<Shared>,
+    inbox: Arc<Inbox>,
+    /// Threads to be read, in order, each once.
+    waiting: VecDeque<(i32, i32)>,
+    known: HashSet<i32>,
+}
+
+impl Task {
+    fn run(mut self, orders: &mpsc::Receiver<Order>) {
+        let mut look_at = Instant::now();
+        loop {
+            let order = if self.waiting.is_empty() {
+                orders.recv().map_err(|_| mpsc::RecvTimeoutError::Disconnected)
+            } else {
+                orders.recv_timeout((look_at + SLACK).saturating_duration_since(Instant::now()))
+            };
+            let goes_on = match order {
+                Ok(order) => self.execute(order),
+                Err(mpsc::RecvTimeoutError::Timeout) => true,
+                Err(mpsc::RecvTimeoutError::Disconnected) => false,
+            };
+            if !goes_on {
+                return;
+            }
+            if !self.waiting.is_empty() && look_at <= Instant::now() {
+                look_at = Instant::now() + PAUSE;
+                if !self.look_at_some(AT_ONCE, false) {
+                    return;
+                }
+            }
+        }
+    }
+
+    fn execute(&mut self, order: Order) -> bool {
+        match order {
+            Order::Watch(pid, tid) => {
+                self.shared.lock_threads(|threads| threads.insert(tid, Thread { pid, sent: None }));
+                self.watch(pid, tid);
+                return self.report(pid, tid);
+            }
+            Order::Unwatch(tid) => {
+                if self.shared.lock_threads(|threads| threads.remove(&tid)).is_some() {
+                    self.watcher.unwatch(tid);
+                }
+            }
+            Order::Defer(threads, waits) => {
+                threads.iter().for_each(|tid| self.watcher.defer(*tid, waits));
+                // Moves until now have woken nobody, and need to be known from now on.
+                if !waits {
+                    return threads.into_iter().all(|tid| {
+                        self.shared.thread(tid).is_none_or(|thread| self.report(thread.pid, tid))
+                    });
+                }
+            }
+            Order::Look(threads) => {
+                for (pid, tid) in threads {
+                    if self.known.insert(tid) {
+                        self.waiting.push_back((pid, tid));
+                    }
+                }
+                if self.note_health() {
+                    return self.look_at_some(usize::MAX, true);
+                }
+            }
+            Order::Host(host) => {
+                if let Err(error) = self.watcher.set_topology(&host) {
+                    warn!(%error, "BPF does not know the host's new nodes; moves between them are found by the resync only");
+                }
+                *self.shared.host.write().unwrap_or_else(PoisonError::into_inner) = host;
+            }
+        }
+        true
+    }
+
+    /// A thread that cannot be watched is still found by the passes over /proc, which try again to watch it.
+    fn watch(&self, pid: i32, tid: i32) {
+        match self.watcher.watch(pid, tid) {
+            // The thread has ended, which the next read reports. Other errors were logged when they first occurred.
+            Ok(())
+            | Err(LocationError::NoThread { .. } | LocationError::TooMany { .. } | LocationError::Ended) => {}
+            Err(error) => warn!(tid, %error, "the thread is not watched; this is tried again"),
+        }
+    }
+
+    /// Reports a thread's location unless the core knows it. False once the inbox is closed.
+    fn report(&self, pid: i32, tid: i32) -> bool {
+        let location = self.shared.read(pid, tid);
+        let known = self.shared.thread(tid).zip(location);
+        if known.is_some_and(|(thread, location)| thread.is_known(location)) {
+            return true;
+        }
+        let event = Message::Event(Event::Located(tid, location));
+        // Before it is sent: who has it may say by a read of its own that it is out of date.
+        self.shared.note_sent(tid, location);
+        match known.is_some_and(|(thread, location)| thread.is_on_known_node(location)) {
+            true => self.inbox.send_lazily(event),
+            false => self.inbox.send(event),
+        }
+    }
+
+    /// Reads the threads that were not read for longest. With `anew` each is watched again, as its watch may be lost.
+    fn look_at_some(&mut self, most: usize, anew: bool) -> bool {
+        for _ in 0..most.min(self.waiting.len()) {
+            let Some((pid, tid)) = self.waiting.pop_front() else { break };
+            self.known.remove(&tid);
+            // A thread that is no longer watched is skipped.
+            if self.shared.thread(tid).is_some_and(|thread| thread.pid == pid) {
+                if anew || !self.watcher.watches(pid, tid) {
+                    self.watch(pid, tid);
+                }
+                if !self.report(pid, tid) {
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
+    /// Updates the quality of the sources. True if events were lost since the last call.
+    fn note_health(&mut self) -> bool {
+        let lost = self.watcher.dropped() + self.shared.overflowed.load(Ordering::Relaxed);
+        let health = self.watcher.health();
+        let now = Health {
+            source: health.source,
+            why_not_bpf: health.why_not_bpf,
+            sees_affinity: health.sees_affinity,
+            lost,
+        };
+        let mut health = self.shared.health.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = std::mem::replace(&mut *health, now);
+        if lost > before.lost {
+            warn!(lost, "location events were lost; all locations are read again");
+        }
+        lost > before.lost
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vnuma_model::{CpuId, HostNode};
+    use vnuma_observe::location::Prefer;
+
+    /// A host of one node with all CPUs.
+    fn host() -> HostTopology {
+        let node = HostNode { id: 0, cpus: (0..8192 as CpuId).collect(), ..HostNode::default() };
+        HostTopology { nodes: vec![node], ..HostTopology::default() }
+    }
+
+    /// Long enough for what is to come on a machine that is busy, and for what is not to come.
+    const COMES: Duration = Duration::from_secs(60);
+    const COMES_NOT: Duration = Duration::from_millis(300);
+
+    /// Locations that come together, within a limit. What wakes up may be of a message that was taken before.
+    fn located(inbox: &Inbox, limit: Duration) -> usize {
+        let until = Instant::now() + limit;
+        loop {
+            let messages = inbox.take(until, &[]).expect("open").messages;
+            let is_location = |message: &&Message| matches!(message, Message::Event(Event::Located(..)));
+            let count = messages.iter().filter(is_location).count();
+            if count > 0 || Instant::now() >= until {
+                return count;
+            }
+        }
+    }
+
+    /// A locator without an event source, only /proc, and this thread, which cannot move because it may run on one CPU only.
+    fn still() -> (Arc<Inbox>, Locator, i32, i32) {
+        let inbox = Arc::new(Inbox::new().expect("an inbox"));
+        let config =
+            Config { location: Prefer::Poll, poll_interval: Duration::from_secs(1000), ..Config::default() };
+        let (locator, events) = Locator::start(&host(), &config, Arc::clone(&inbox)).expect("started");
+        assert!(events.is_none(), "polling");
+        let (pid, tid) = (std::process::id().cast_signed(), nix::unistd::gettid().as_raw());
+        let only = vnuma_process::read_allowed(pid, tid).expect("allowed").iter().next().expect("a CPU");
+        let mut set = nix::sched::CpuSet::new();
+        set.set(only as usize).expect("in range");
+        nix::sched::sched_setaffinity(nix::unistd::gettid(), &set).expect("pinned");
+        (inbox, locator, pid, tid)
+    }
+
+    #[test]
+    fn a_cpu_that_the_kernel_has_taken_offline_is_not_online() {
+        let root = tempfile::tempdir().expect("a directory");
+        let file = root.path().join("sys/devices/system/cpu/online");
+        let config = Config { root: root.path().into(), location: Prefer::Poll, ..Config::default() };
+        let inbox = Arc::new(Inbox::new().expect("an inbox"));
+        let (locator, _) = Locator::start(&host(), &config, inbox).expect("started");
+        assert_eq!(locator.reader().online().len(), 8192, "as far as is known");
+        fs::create_dir_all(file.parent().expect("a directory")).expect("created");
+        fs::write(&file, "0-5,7\n").expect("written");
+        assert_eq!(locator.reader().online().to_string(), "0-5,7");
+    }
+
+    #[test]
+    fn what_has_waited_is_told_once_it_may_wake() {
+        let (inbox, locator, pid, tid) = still();
+        locator.watch(pid, tid);
+        assert_eq!(located(&inbox, COMES), 1);
+        // As after a move whose record nobody has taken: what was sent is not what is true.
+        assert!(locator.reader().read(pid, tid).is_some());
+        locator.defer(vec![tid], true);
+        assert_eq!(located(&inbox, COMES_NOT), 0, "it may wait");
+        locator.defer(vec![tid], false);
+        assert_eq!(located(&inbox, COMES), 1);
+    }
+
+    #[test]
+    fn a_look_that_finds_nothing_new_tells_nothing() {
+        let (inbox, locator, pid, tid) = still();
+        locator.watch(pid, tid);
+        assert_eq!(located(&inbox, COMES), 1);
+        locator.look(vec![(pid, tid)]);
+        assert_eq!(located(&inbox, COMES_NOT), 0, "the core knows that");
+        // A location that was read for another caller may not reach the core.
+        assert!(locator.reader().read(pid, tid).is_some());
+        std::thread::sleep(PAUSE);
+        locator.look(vec![(pid, tid)]);
+        assert_eq!(located(&inbox, COMES), 1);
+    }
+
+    #[test]
+    fn another_cpu_of_the_same_node_is_nothing_to_wake_up_for() {
+        let sent = VcpuLocation { cpu: 3, node: 1, pinned: None, time_ns: 7 };
+        let thread = Thread { pid: 1, sent: Some(sent) };
+        assert!(thread.is_on_known_node(VcpuLocation { cpu: 2, time_ns: 9, ..sent }));
+        for other in [VcpuLocation { node: 0, ..sent }, VcpuLocation { pinned: Some(1), ..sent }] {
+            assert!(!thread.is_on_known_node(other), "{other:?}");
+        }
+        assert!(!Thread { pid: 1, sent: None }.is_on_known_node(sent));
+    }
+}

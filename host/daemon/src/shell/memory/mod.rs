@@ -1,0 +1,394 @@
+//! Moves memory of VMs to other nodes, a few pages at a time, in a thread of its own.
+//!
+//! ```text
+//!   order ──▶ jobs ──▶ the first one: a batch of pages ──▶ a pause ──▶ the next one ...
+//!               ▲                                  │
+//!               └──────── not at its end ◀─────────┘
+//! ```
+//!
+//! A [job](job::Job) walks through the mappings that may go there and have pages where they are to leave. Nothing has to be
+//! undone: wherever this ends, each page is whole and on one node.
+//!
+//! The thread works for at most a quarter of the time, as a batch holds locks of the VM's process. Jobs take turns, so that
+//! none waits for the end of another one. As vCPUs wait for pages that it moves, it does not wait for a CPU behind them: the
+//! scheduler prefers it.
+
+mod job;
+
+use super::inbox::{Inbox, Message};
+use crate::core::event::Event;
+use job::{Job, Process, WORK};
+use std::{
+    cell::OnceCell,
+    collections::{HashMap, VecDeque},
+    io,
+    os::fd::OwnedFd,
+    path::PathBuf,
+    sync::{Arc, mpsc},
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+use tracing::{info, warn};
+use vnuma_observe::page_moves::PageMoves;
+use vnuma_policy::{
+    scheduling::memory::MoveMemory,
+    world::{MemoryMoved, VmId},
+};
+use vnuma_process::{prefer_this_thread, spawn_worker};
+
+/// After a batch, a pause of so many times as long.
+const PAUSE: u32 = 3;
+/// Longest pause: a batch that took longer was kept waiting itself, and jobs of other VMs are not to wait for that.
+const LONGEST_PAUSE: Duration = Duration::from_millis(200);
+/// Between two reports of a job.
+const REPORT: Duration = Duration::from_secs(1);
+/// VMs whose places are remembered.
+const PLACES: usize = 4096;
+
+enum Order {
+    Move { vm: VmId, pid: i32, pidfd: Option<Arc<OwnedFd>>, order: MoveMemory },
+    Stop(VmId),
+}
+
+/// The thread. When it is dropped, jobs end after their batch.
+#[derive(Debug)]
+pub(super) struct MemoryMover {
+    orders: Option<mpsc::Sender<Order>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl MemoryMover {
+    pub(super) fn start(root: PathBuf, inbox: Arc<Inbox>) -> io::Result<Self> {
+        let (orders, received) = mpsc::channel();
+        let (jobs, places, timer) = (VecDeque::new(), HashMap::new(), OnceCell::new());
+        let mut task = Task { root, inbox, jobs, places, timer };
+        let thread = spawn_worker("memory", move || task.run(&received))?;
+        Ok(Self { orders: Some(orders), thread: Some(thread) })
+    }
+
+    /// Moves memory of this process of a VM; [`Event::MemoryMoved`] follows, now and then and at the end.
+    pub(super) fn move_memory(&self, vm: VmId, pid: i32, pidfd: Option<Arc<OwnedFd>>, order: MoveMemory) {
+        self.order(Order::Move { vm, pid, pidfd, order });
+    }
+
+    /// Ends what is under way for a VM; the event follows.
+    pub(super) fn stop(&self, vm: VmId) {
+        self.order(Order::Stop(vm));
+    }
+
+    fn order(&self, order: Order) {
+        if let Some(orders) = &self.orders {
+            // Fails only while vnumad stops.
+            let _ = orders.send(order);
+        }
+    }
+}
+
+impl Drop for MemoryMover {
+    fn drop(&mut self) {
+        drop(self.orders.take());
+        if let Some(thread) = self.thread.take() {
+            // Fails only if the thread panicked, and the panic has been reported.
+            let _ = thread.join();
+        }
+    }
+}
+
+struct Task {
+    root: PathBuf,
+    inbox: Arc<Inbox>,
+    jobs: VecDeque<Job<Process>>,
+    /// Where the last job of a VM's process ended: the next one goes on there.
+    places: HashMap<VmId, (i32, u64)>,
+    /// Of this thread, from the first order on.
+    timer: OnceCell<Option<Arc<PageMoves>>>,
+}
+
+impl Task {
+    /// Until the orders end.
+    fn run(&mut self, orders: &mpsc::Receiver<Order>) {
+        let mut pause = Duration::ZERO;
+        loop {
+            let order = match self.jobs.is_empty() {
+                true => orders.recv().map_err(|_| mpsc::RecvTimeoutError::Disconnected),
+                false => orders.recv_timeout(pause),
+            };
+            match order {
+                // A batch that an order comes before has its whole pause.
+                Ok(order) => self.take(order),
+                Err(mpsc::RecvTimeoutError::Disconnected) => return,
+                Err(mpsc::RecvTimeoutError::Timeout) => {
+                    let begun = Instant::now();
+                    self.turn();
+                    pause = pause_after(begun.elapsed());
+                }
+            }
+        }
+    }
+
+    fn take(&mut self, order: Order) {
+        match order {
+            Order::Move { vm, pid, pidfd, order } => {
+                let from = self.places.get(&vm).filter(|(known, _)| *known == pid).map_or(0, |(_, at)| *at);
+                let timer = self.timer.get_or_init(prepare).clone();
+                let job = Process::new(pid, pidfd, self.root.clone(), timer)
+                    .and_then(|process| Job::new((vm, pid), process, order, from));
+                match job {
+                    Ok(job) => self.jobs.push_back(job),
+                    Err(problem) => {
+                        let moved = MemoryMoved { problem: Some(problem), ..MemoryMoved::default() };
+                        self.report(vm, pid, moved, true);
+                    }
+                }
+            }
+            Order::Stop(vm) => {
+                if let Some(at) = self.jobs.iter().position(|job| job.vm == vm)
+                    && let Some(mut job) = self.jobs.remove(at)
+                {
+                    job.moved.problem = Some("it was stopped".to_owned());
+                    self.end(job);
+                }
+            }
+        }
+    }
+
+    /// A batch of the first job.
+    fn turn(&mut self) {
+        let Some(mut job) = self.jobs.pop_front() else { return };
+        let begun = Instant::now();
+        let over = job.turn();
+        if job.has_worked(begun.elapsed()) || over {
+            if !over {
+                job.moved.problem = Some(format!("it has worked for {} s", WORK.as_secs()));
+            }
+            return self.end(job);
+        }
+        if job.reported.elapsed() >= REPORT {
+            job.reported = Instant::now();
+            // The next one says the same, and more.
+            let _ = self.inbox.try_send(Event::MemoryMoved(job.vm, job.pid, job.moved.clone(), false));
+        }
+        self.jobs.push_back(job);
+    }
+
+    fn end(&mut self, job: Job<Process>) {
+        if self.places.len() >= PLACES {
+            // Most of them are of VMs that are gone.
+            self.places.clear();
+        }
+        self.places.insert(job.vm, (job.pid, job.at));
+        self.report(job.vm, job.pid, job.moved, true);
+    }
+
+    fn report(&self, vm: VmId, pid: i32, moved: MemoryMoved, ended: bool) {
+        // Fails only while vnumad stops.
+        let _ = self.inbox.send(Message::Event(Event::MemoryMoved(vm, pid, moved, ended)));
+    }
+}
+
+/// What this thread needs for its first job.
+fn prepare() -> Option<Arc<PageMoves>> {
+    if let Err(error) = prefer_this_thread() {
+        warn!(%error, "vCPUs may wait longer for memory that moves: the thread that moves it is not preferred");
+    }
+    match PageMoves::of_this_thread() {
+        Ok(timer) => Some(Arc::new(timer)),
+        Err(why) => {
+            info!("how long memory is held while it moves is not known, at most as long as each call: {why}");
+            None
+        }
+    }
+}
+
+fn pause_after(worked: Duration) -> Duration {
+    worked.saturating_mul(PAUSE).min(LONGEST_PAUSE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+    use std::sync::{Mutex, MutexGuard, PoisonError};
+    use vnuma_hypervisor::resident::parse_guest_mappings;
+    use vnuma_observe::read_node_memory;
+    use vnuma_policy::scheduling::memory::{MemoryCause, MemoryReason, MemoryWhy};
+    use vnuma_process::open_pidfd;
+
+    const MIB: usize = 1 << 20;
+
+    fn order(from: u32, to: u32, bytes: u64) -> MoveMemory {
+        let why = MemoryWhy {
+            cause: MemoryCause::CannotRun,
+            remote_share: 1.0,
+            expected_remote_share: 0.0,
+            price_ns: 0.0,
+            saving_ns_per_s: 0.0,
+        };
+        let why = MemoryReason::Nearer(why);
+        MoveMemory { from, to, bytes, page_kib: 4, reserve_kib: 0, within: None, parts: None, why }
+    }
+
+    /// Memory of this process that is larger than any other, also than that of other tests: these wait.
+    struct Memory {
+        bytes: Vec<u8>,
+        _alone: MutexGuard<'static, ()>,
+    }
+
+    fn memory() -> Memory {
+        static ALONE: Mutex<()> = Mutex::new(());
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        Memory { bytes: vec![1; 64 * MIB], _alone: alone }
+    }
+
+    fn lies(pid: i32, node: u32) -> u64 {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/numa_maps")).expect("numa_maps");
+        let pages = parse_guest_mappings(&text).into_iter().flat_map(|mapping| mapping.pages);
+        pages.filter(|(known, _)| *known == node).map(|(_, kib)| kib).sum()
+    }
+
+    fn own() -> (VmId, i32, Option<Arc<OwnedFd>>) {
+        let pid = std::process::id().cast_signed();
+        (1, pid, Some(Arc::new(open_pidfd(pid).expect("a pidfd"))))
+    }
+
+    fn begin(order: MoveMemory, from: u64) -> Job<Process> {
+        let (vm, pid, pidfd) = own();
+        let process = Process::new(pid, pidfd, PathBuf::from("/"), None).expect("it has not ended");
+        Job::new((vm, pid), process, order, from).expect("begun")
+    }
+
+    fn finish(job: &mut Job<Process>) -> usize {
+        (1..10_000).find(|_| job.turn()).expect("an end")
+    }
+
+    #[test]
+    fn a_job_takes_as_much_of_its_own_memory_as_it_was_told() {
+        let nodes = read_node_memory(Path::new("/")).unwrap_or_default();
+        if nodes.iter().filter(|(_, total, _)| *total > 0).count() < 2 {
+            eprintln!("skipped: this needs 2 nodes with memory");
+            return;
+        }
+        let (memory, pid) = (memory(), own().1);
+        let (from, to) = if lies(pid, nodes[0].0) > lies(pid, nodes[1].0) { (0, 1) } else { (1, 0) };
+        let (from, to) = (nodes[from].0, nodes[to].0);
+        let before = lies(pid, to);
+        let mut job = begin(order(from, to, 16 * MIB as u64), 0);
+        assert!(finish(&mut job) > 4, "a few pages at a time");
+        assert_eq!((job.moved.bytes, job.moved.problem.as_deref()), (16 * MIB as u64, None));
+        let moved = (lies(pid, to) - before) << 10;
+        assert!((14 * MIB as u64..=18 * MIB as u64).contains(&moved), "{moved} bytes are there");
+        // The next one goes on where this one ended.
+        let begun_at = job.at;
+        let mut next = begin(order(from, to, 16 * MIB as u64), job.at);
+        finish(&mut next);
+        assert_ne!(next.at, begun_at);
+        assert_eq!(next.moved.bytes, 16 * MIB as u64);
+        assert!(memory.bytes.iter().all(|byte| *byte == 1), "its content has come along");
+    }
+
+    #[test]
+    fn a_job_that_cannot_move_a_page_says_why() {
+        let (_memory, pid) = (memory(), own().1);
+        let Ok(nodes) = read_node_memory(Path::new("/")) else { return };
+        let Some((from, ..)) = nodes.iter().max_by_key(|(node, ..)| lies(pid, *node)).copied() else {
+            eprintln!("skipped: this kernel has no NUMA");
+            return;
+        };
+        let mut job = begin(order(from, 1000, MIB as u64), 0);
+        finish(&mut job);
+        assert_eq!(job.moved.problem.as_deref(), Some("node 1000 is offline"));
+        let mut full = begin(order(1000, from, MIB as u64), 0);
+        finish(&mut full);
+        assert_eq!((full.moved.bytes, full.moved.problem), (0, None), "nothing was there");
+        let mut held = order(from, from, MIB as u64);
+        held.reserve_kib = u64::MAX;
+        let mut held = begin(held, 0);
+        finish(&mut held);
+        assert!(held.moved.problem.expect("a problem").contains("KiB free, and keeps"), "the reserve");
+        assert_eq!(held.moved.bytes, 0);
+        assert!(Process::new(pid, None, PathBuf::from("/"), None).is_err(), "the process has ended");
+    }
+
+    #[test]
+    fn jobs_take_turns_and_one_that_is_stopped_says_how_far_it_has_got() {
+        let inbox = Arc::new(Inbox::new().expect("an inbox"));
+        let mover = MemoryMover::start(PathBuf::from("/"), Arc::clone(&inbox)).expect("started");
+        let _memory = memory();
+        let (_, pid, pidfd) = own();
+        mover.move_memory(1, pid, None, order(0, 1, 1));
+        // From a node that it has no pages on.
+        mover.move_memory(2, pid, pidfd.clone(), order(1000, 0, MIB as u64));
+        mover.stop(3);
+        let mut ended = Vec::new();
+        while ended.len() < 2 {
+            let turn = inbox.take(Instant::now() + Duration::from_secs(60), &[]).expect("open");
+            assert!(!turn.messages.is_empty(), "a report within a minute");
+            for message in turn.messages {
+                if let Message::Event(Event::MemoryMoved(vm, known, moved, true)) = message {
+                    assert_eq!(known, pid);
+                    ended.push((vm, moved.problem.is_some()));
+                }
+            }
+        }
+        assert_eq!(ended, [(1, true), (2, false)]);
+    }
+
+    #[test]
+    fn a_job_that_is_stopped_ends_at_once_and_others_go_on() {
+        let (_memory, (_, pid, pidfd)) = (memory(), own());
+        let (mut task, inbox) = task();
+        for vm in [1, 2] {
+            let order = order(0, 1000, MIB as u64);
+            task.take(Order::Move { vm, pid, pidfd: pidfd.clone(), order });
+        }
+        if task.jobs.len() < 2 {
+            eprintln!("skipped: this kernel has no NUMA");
+            return;
+        }
+        task.take(Order::Stop(1));
+        let left: Vec<_> = task.jobs.iter().map(|job| job.vm).collect();
+        assert_eq!(left, [2]);
+        assert_eq!(ended(&inbox).problem.as_deref(), Some("it was stopped"));
+    }
+
+    #[test]
+    fn a_job_whose_time_is_over_says_so() {
+        let (_memory, (_, pid, pidfd)) = (memory(), own());
+        let nodes = read_node_memory(Path::new("/")).unwrap_or_default();
+        let Some((node, ..)) = nodes.iter().max_by_key(|(node, ..)| lies(pid, *node)).copied() else {
+            eprintln!("skipped: this kernel has no NUMA");
+            return;
+        };
+        let (mut task, inbox) = task();
+        // Its pages are there already: no machine is too small for that.
+        task.take(Order::Move { vm: 1, pid, pidfd, order: order(node, node, 32 * MIB as u64) });
+        assert!(task.jobs[0].has_worked(WORK));
+        task.turn();
+        let moved = ended(&inbox);
+        assert_eq!(moved.problem.as_deref(), Some("it has worked for 10 s"));
+        assert!((1..=2 * MIB as u64).contains(&moved.bytes), "after its batch: {moved:?}");
+        assert!(task.jobs.is_empty());
+    }
+
+    fn task() -> (Task, Arc<Inbox>) {
+        let (root, inbox) = (PathBuf::from("/"), Arc::new(Inbox::new().expect("an inbox")));
+        let (jobs, places, timer) = (VecDeque::new(), HashMap::new(), OnceCell::new());
+        let task = Task { root, inbox: Arc::clone(&inbox), jobs, places, timer };
+        (task, inbox)
+    }
+
+    /// The one report of a job of VM 1 that has ended.
+    fn ended(inbox: &Inbox) -> MemoryMoved {
+        let turn = inbox.take(Instant::now() + Duration::from_secs(60), &[]).expect("open");
+        let [Message::Event(Event::MemoryMoved(1, _, moved, true))] = &turn.messages[..] else {
+            panic!("one report of one job that has ended");
+        };
+        moved.clone()
+    }
+
+    #[test]
+    fn the_thread_rests_three_times_as_long_as_it_worked() {
+        assert_eq!(pause_after(Duration::from_millis(20)), Duration::from_millis(60));
+        assert_eq!(pause_after(Duration::MAX), LONGEST_PAUSE, "others have their turn");
+    }
+}

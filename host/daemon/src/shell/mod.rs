@@ -1,0 +1,668 @@
+//! The shell around the core: it collects events and carries out the core's commands.
+//!
+//! ```text
+//!  scanner ─────┐                                ┌──▶ worker (a thread per hypervisor): QMP, channels made, records
+//!  workers ─────┤                                ├──▶ locator: watches threads, reads where they are
+//!  locator ─────┼─▶ Inbox ─▶ Shell ─▶ Core ─────┼──▶ mover: affinities, and the record of those that policies set; scx_vnuma
+//!  sampler ─────┤      ▲       │                 ├──▶ sampler: counts what threads do, once a period
+//!  memory ──────┤      │       │                 ├──▶ memory: moves pages to other nodes, a few at a time
+//!  observer ────┤      │       │                 ├──▶ observer: looks where the memory of VMs is
+//!  hotness ─────┤      │       │                 ├──▶ hotness: watches how often it is accessed
+//!  processes ───┤      │       │                 ├──▶ processes: do they run, stand still, hang
+//!  host watch ──┘      │       └── outcomes ◀────┼──▶ channels: publishes, in place
+//!                      │                         └──▶ watchers: events for clients
+//!  API server ─────────┘ requests, one between two batches of events
+//! ```
+//!
+//! Two sources are waited for beside the inbox, as a thread of theirs would only pass on what they say: where vCPUs go, by BPF,
+//! and doorbells of guests.
+//!
+//! The shell's own thread does nothing that can wait: no file, no socket, no system call that another process can delay.
+//! So neither a hypervisor that hangs nor a disk or a reader that is slow delays a publication.
+
+mod doorbells;
+mod groups;
+mod hotness;
+pub(crate) mod inbox;
+mod locator;
+mod masks;
+mod memory;
+mod mover;
+mod observer;
+mod others;
+mod pages;
+mod pin;
+mod pins;
+mod pmu;
+mod processes;
+mod recorders;
+mod records;
+mod report;
+mod rests;
+mod sampler;
+mod samples;
+mod scanner;
+mod scheduler;
+mod threads;
+pub(crate) mod totals;
+mod watchers;
+mod worker;
+
+pub use masks::{MaskRecord, parse_masks};
+pub use records::parse_record;
+
+use crate::{
+    config::Config,
+    core::{
+        Core, Refusal,
+        content::content,
+        event::{Answer, Ask, Command, Event, Level, Report},
+    },
+    notify::Watchdog,
+};
+use doorbells::Doorbells;
+use hotness::HotnessWatcher;
+use inbox::{ApiRequest, Inbox, Message, Turn};
+use locator::Locator;
+use memory::MemoryMover;
+use mover::{Move, Mover, Order};
+use observer::Observer;
+use pin::Pin;
+use processes::{Probed, Processes};
+use recorders::Recorders;
+use records::Records;
+use rests::Rests;
+use sampler::{Sampler, Targets, Wanted};
+use scanner::Scanner;
+use std::{
+    collections::{HashMap, VecDeque},
+    io,
+    os::fd::OwnedFd,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tokio::sync::oneshot;
+use totals::Totals;
+use tracing::{debug, info, warn};
+use vnuma_abi_topology_channel::SECTION_DEVICES;
+use vnuma_api as api;
+use vnuma_channel::{Channel, DriverMode, DriverVersion, GuestStatus};
+use vnuma_hypervisor::{Source, VmBackend, VmError, VmHandle};
+use vnuma_model::HostTopology;
+use vnuma_observe::{
+    HostWatcher,
+    location::{KernelEvents, monotonic_ns},
+};
+use vnuma_policy::{
+    Policies, Publication,
+    scheduling::Settings,
+    world::{ConnectionId, DriverStatus, Mechanism, RequestId, VmId},
+};
+use watchers::Watchers;
+use worker::Worker;
+
+/// Makes backends. One lists VMs, and each VM's worker has its own, so that none waits for another.
+pub type BackendFactory = Arc<dyn Fn() -> Box<dyn VmBackend> + Send + Sync>;
+
+/// An inbox that is closed when this is dropped.
+struct ClosedAtEnd(Arc<Inbox>);
+
+impl Drop for ClosedAtEnd {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+fn watch_host(config: &Config, host: HostTopology, inbox: Arc<Inbox>) -> io::Result<HostWatcher> {
+    HostWatcher::start(&config.root, host, config.intervals.host, move |host| {
+        // Fails only while vnumad stops.
+        let _ = inbox.send(Message::Event(Event::HostChanged(host)));
+    })
+}
+
+/// The core and everything that carries out its commands.
+pub(crate) struct Shell {
+    core: Core,
+    config: Config,
+    factory: BackendFactory,
+    inbox: Arc<Inbox>,
+    records: Records,
+    workers: HashMap<ConnectionId, (VmId, Worker)>,
+    /// VMs whose vCPUs are moved by whoever manages them, with the connection to that.
+    pinners: HashMap<VmId, ConnectionId>,
+    channels: HashMap<VmId, Channel>,
+    /// The process of each VM, as the connection to its hypervisor found it.
+    pidfds: HashMap<VmId, (i32, Arc<OwnedFd>)>,
+    waiting: HashMap<RequestId, oneshot::Sender<Result<Answer, Refusal>>>,
+    last_request: RequestId,
+    watchers: Watchers,
+    totals: Totals,
+    recorders: Recorders,
+    doorbells: Doorbells,
+    locator: Locator,
+    /// Where vCPUs go, as the kernel tells it: taken here, as a thread of its own would only pass it on.
+    kernel: Option<KernelEvents>,
+    /// When it is looked for more of them, and for doorbells.
+    rests: Rests,
+    mover: Mover,
+    memory: MemoryMover,
+    observer: Observer,
+    hotness: HotnessWatcher,
+    sampler: Sampler,
+    processes: Processes,
+    scanner: Scanner,
+    _host_watcher: HostWatcher,
+    resync_at: Instant,
+    /// Of the service manager, which ends a vnumad whose loop does not turn.
+    watchdog: Option<Watchdog>,
+    /// scx_vnuma is loaded.
+    by_scheduler: bool,
+}
+
+impl Shell {
+    /// Starts the threads around the core. They end when this is dropped.
+    pub(crate) fn start(
+        config: Config,
+        host: HostTopology,
+        factory: BackendFactory,
+        first_epoch: u32,
+        watchdog: Option<Watchdog>,
+        inbox: Arc<Inbox>,
+    ) -> anyhow::Result<Self> {
+        let policies = Policies {
+            settle: config.settle,
+            replug_after_ns: config.replug_after.map(|after| after.as_nanos() as u64),
+            schedule: config.policy,
+            settings: Settings {
+                bounds: config.policy_bounds,
+                adaptive_bounds: config.policy_adaptive_bounds,
+                memory_bytes_per_s: config.policy_memory,
+                ..Settings::default()
+            },
+            memory: config.memory,
+            sizes: config.sizes,
+            rehome: config.rehome,
+        };
+        let records = Records::new(config.records.clone());
+        let (locator, kernel) = Locator::start(&host, &config, Arc::clone(&inbox))?;
+        let shell = Self {
+            mover: Mover::start(
+                config.root.clone(),
+                config.records.clone(),
+                locator.reader(),
+                Arc::clone(&inbox),
+            )?,
+            memory: MemoryMover::start(config.root.clone(), Arc::clone(&inbox))?,
+            observer: Observer::start(config.root.clone(), Arc::clone(&inbox))?,
+            hotness: HotnessWatcher::start(config.root.clone(), Arc::clone(&inbox))?,
+            sampler: Sampler::start(
+                (config.root.clone(), config.location),
+                Wanted {
+                    period: config.policy_period,
+                    memory: config.policy_memory > 0,
+                    samples: config.policy_samples,
+                },
+                &host,
+                Arc::clone(&inbox),
+            )?,
+            processes: Processes::start(&config, Arc::clone(&inbox))?,
+            scanner: Scanner::start(factory(), records.clone(), config.resync_interval, Arc::clone(&inbox))?,
+            _host_watcher: watch_host(&config, host.clone(), Arc::clone(&inbox))?,
+            doorbells: Doorbells::new()?,
+            core: Core::new(host, policies, first_epoch).describing_every(config.intervals.describe),
+            locator,
+            kernel,
+            rests: Rests::new(Instant::now()),
+            records,
+            factory,
+            inbox,
+            workers: HashMap::new(),
+            pinners: HashMap::new(),
+            channels: HashMap::new(),
+            pidfds: HashMap::new(),
+            waiting: HashMap::new(),
+            last_request: 0,
+            watchers: Watchers::default(),
+            totals: Totals::default(),
+            recorders: Recorders::default(),
+            resync_at: Instant::now() + config.resync_interval,
+            watchdog,
+            by_scheduler: false,
+            config,
+        };
+        Ok(shell)
+    }
+
+    /// Runs until the inbox is closed. Events come first; between two batches of them one request has its turn.
+    pub(crate) fn run(mut self) {
+        // However this ends, a panic included, senders and clients that wait are released.
+        let _closed = ClosedAtEnd(Arc::clone(&self.inbox));
+        while let Some(turn) = self.wait() {
+            for message in turn.messages {
+                self.take_in(message);
+            }
+            if let Some(request) = turn.request {
+                // Moves that wake nobody are known before it is answered.
+                self.look_at_kernel(Instant::now());
+                for message in self.inbox.take_messages() {
+                    self.take_in(message);
+                }
+                self.serve(request);
+            }
+            if self.resync_at <= Instant::now() {
+                self.resync_at = Instant::now() + self.config.resync_interval;
+                self.step(Event::Resync);
+            }
+            if self.core.next_deadline_ns().is_some_and(|deadline_ns| deadline_ns <= monotonic_ns()) {
+                self.step(Event::Woken);
+            }
+            if let Some(watchdog) = &mut self.watchdog {
+                watchdog.turned(Instant::now());
+            }
+        }
+        self.give_pins_back();
+    }
+
+    /// What there is to do next. `None` once the inbox is closed.
+    fn wait(&mut self) -> Option<Turn> {
+        self.look();
+        self.watchers.send();
+        let (now, mut until, mut readable) = (Instant::now(), self.wake_at(), Vec::with_capacity(2));
+        let sources = [
+            (self.kernel.as_ref().map(KernelEvents::fd), self.rests.kernel()),
+            (Some(self.doorbells.fd()), self.rests.doorbells()),
+        ];
+        for (fd, rests_until) in sources {
+            match fd {
+                Some(fd) if rests_until <= now => readable.push(fd),
+                Some(_) => until = until.min(rests_until),
+                None => {}
+            }
+        }
+        self.inbox.take(until, &readable)
+    }
+
+    /// Takes what the kernel and guests have to say, unless it rests from that.
+    fn look(&mut self) {
+        let now = Instant::now();
+        self.look_at_kernel(now);
+        if self.rests.doorbells() <= now {
+            let rung = self.doorbells.take();
+            if !rung.is_empty() {
+                self.rests.took_doorbells(now);
+            }
+            rung.into_iter().for_each(|vm| self.doorbell(vm));
+        }
+    }
+
+    fn look_at_kernel(&mut self, now: Instant) {
+        let rests = self.rests.kernel() > now;
+        if let Some(kernel) = self.kernel.as_mut().filter(|_| !rests) {
+            match kernel.take() {
+                Some(rest) => self.rests.took_events(now, rest),
+                // Polling has taken over.
+                None => self.kernel = None,
+            }
+        }
+    }
+
+    fn wake_at(&self) -> Instant {
+        let until = |deadline_ns: u64| Duration::from_nanos(deadline_ns.saturating_sub(monotonic_ns()));
+        let due = self.core.next_deadline_ns().map(|deadline_ns| Instant::now() + until(deadline_ns));
+        // The scanner reports at the same interval, so both share one wake-up.
+        let latest = self.resync_at + self.config.resync_interval / 4;
+        let turn = self.watchdog.as_ref().map(Watchdog::due);
+        due.into_iter().chain(turn).fold(latest, Instant::min)
+    }
+
+    /// Handles an event and every outcome that is known at once.
+    fn step(&mut self, event: Event) {
+        let mut events = VecDeque::from([event]);
+        while let Some(event) = events.pop_front() {
+            for command in self.core.step(monotonic_ns(), event) {
+                events.extend(self.carry_out(command));
+            }
+        }
+    }
+
+    /// Keeps the resources of a message, and passes the rest to the core.
+    fn take_in(&mut self, message: Message) {
+        match message {
+            Message::Event(Event::HostChanged(host)) => {
+                self.locator.host_changed(&host);
+                self.sampler.host_changed(&host);
+                self.step(Event::HostChanged(host));
+            }
+            Message::Event(Event::Switched(switch)) => {
+                self.by_scheduler = switch.to == Mechanism::Scheduler;
+                self.step(Event::Switched(switch));
+            }
+            Message::Event(event @ Event::Sampled(_)) => {
+                self.step(event);
+                self.recorders.give(|| self.core.observation());
+            }
+            Message::Event(event) => self.step(event),
+            Message::Worker(connection, report) => self.reported(connection, report),
+            Message::Pinned(pid, tids, event) => {
+                tids.into_iter().for_each(|tid| self.mover.order(Order::Forget { pid, tid }));
+                self.step(event);
+            }
+            Message::Confine(vm, pid, orders) => self.confine_by_pins(vm, pid, orders),
+            Message::Unpinned(vm, pid, pidfd, pins) => {
+                let vcpus = self.threads_of_vcpus(vm);
+                self.mover.order(Order::Restore { vm, pid, pidfd, vcpus, pins });
+            }
+        }
+    }
+
+    fn reported(&mut self, connection: ConnectionId, report: report::Report) {
+        use report::Report as R;
+        let Some(&(vm, _)) = self.workers.get(&connection) else { return };
+        let is_up = matches!(report, R::Up { pins: true, .. });
+        let report = match report {
+            R::Up { description, pidfd, channel, pins } => {
+                match pins {
+                    true => drop(self.pinners.insert(vm, connection)),
+                    false => drop(self.pinners.remove(&vm)),
+                }
+                self.keep_process(vm, description.pid, pidfd);
+                Report::Up(description, channel)
+            }
+            R::Slow { problem, pid, pidfd } => {
+                self.keep_process(vm, pid, pidfd);
+                Report::Slow(problem, pid)
+            }
+            R::Silent { problem, pid, pidfd, observed } => {
+                self.keep_process(vm, pid, pidfd);
+                self.step(Event::Hypervisor(connection, Report::Silent(problem, pid)));
+                let Some(observed) = observed else { return };
+                Report::Observed(pid, observed.vcpus, observed.certain)
+            }
+            R::Observed { pid, pidfd, observed } => {
+                self.keep_process(vm, pid, pidfd);
+                Report::Observed(pid, observed.vcpus, observed.certain)
+            }
+            R::Attached(outcome) => Report::Attached(outcome.map(|channel| self.keep(vm, channel))),
+            R::Recovered(outcome) => Report::Recovered(outcome.map(|channel| self.keep(vm, channel))),
+            R::Plain(report) => report,
+        };
+        self.step(Event::Hypervisor(connection, report));
+        if is_up {
+            self.settle_pins(vm);
+        }
+        // The core may have dropped this channel meanwhile.
+        let served = |vm: &VmId| {
+            let known = self.core.world().get(*vm).and_then(|managed| managed.vm.as_ref());
+            known.is_some_and(|vm| vm.channel.publisher().is_some())
+        };
+        if self.channels.contains_key(&vm) && !served(&vm) {
+            self.channels.remove(&vm);
+        }
+        // Likewise for a process that the core does not watch.
+        let process = self.core.world().get(vm).and_then(|managed| managed.process);
+        let watched = |pid: i32| process.is_some_and(|process| process.pid == pid);
+        if self.pidfds.get(&vm).is_some_and(|(pid, _)| !watched(*pid)) {
+            self.pidfds.remove(&vm);
+        }
+    }
+
+    /// The process of a VM, as it was reported. Those who watch it have the pidfd of the first report, which serves as long as it lives.
+    fn keep_process(&mut self, vm: VmId, pid: i32, pidfd: OwnedFd) {
+        let known = self.pidfds.get(&vm).filter(|(known, _)| *known == pid);
+        if known.is_none_or(|(_, known)| processes::has_ended(known)) {
+            self.pidfds.insert(vm, (pid, Arc::new(pidfd)));
+        }
+    }
+
+    fn keep(&mut self, vm: VmId, channel: Channel) -> u64 {
+        let next = channel.next_generation();
+        if let Err(error) = self.doorbells.watch(vm, &channel) {
+            warn!(%error, "acknowledgements of a guest cannot be received");
+        }
+        self.channels.insert(vm, channel);
+        next
+    }
+
+    /// A guest has changed its area of the channel.
+    fn doorbell(&mut self, vm: VmId) {
+        let Some(channel) = self.channels.get_mut(&vm) else { return };
+        let acknowledged = channel.take_acknowledgement();
+        let status = driver_status(&channel.guest_status());
+        self.doorbells.rearm(vm, channel);
+        // Nearly always it says the same as before, and the core would take a step to find that out.
+        let known = self.core.world().get(vm).and_then(|managed| managed.vm.as_ref());
+        if known.is_none_or(|known| known.stats.driver != status) {
+            self.step(Event::Driver(vm, status));
+        }
+        match acknowledged {
+            Ok(Some(generation)) => self.step(Event::Acknowledged(vm, generation)),
+            Ok(None) => {}
+            Err(error) => warn!(%error, "cannot read acknowledgements"),
+        }
+    }
+
+    fn serve(&mut self, request: ApiRequest) {
+        match request {
+            // A client that is gone is no error, here and below.
+            ApiRequest::Names(reply) => drop(reply.send(self.core.names())),
+            ApiRequest::Show(name, reply) => drop(reply.send(self.core.show(&name))),
+            ApiRequest::Scheduling(name, reply) => drop(reply.send(self.core.show_scheduling(&name))),
+            ApiRequest::Uses(reply) => drop(reply.send(self.core.uses())),
+            ApiRequest::Daemon(reply) => drop(reply.send(self.describe_self())),
+            ApiRequest::Totals(reply) => drop(reply.send(self.totals.with(&self.core))),
+            ApiRequest::Watch(kinds, reply) => drop(reply.send(self.watchers.add(kinds))),
+            ApiRequest::Record(reply) => drop(reply.send(self.recorders.add())),
+            ApiRequest::Act(wanted, reply) => {
+                self.last_request += 1;
+                self.waiting.insert(self.last_request, reply);
+                self.step(Event::Requested(self.last_request, wanted));
+            }
+        }
+    }
+
+    fn describe_self(&self) -> api::Daemon {
+        let locations = self.locator.health();
+        api::Daemon {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id().cast_signed(),
+            location_source: locations.source.to_owned(),
+            why_not_bpf: locations.why_not_bpf,
+            affinity_events: locations.sees_affinity,
+            location_events_lost: locations.lost,
+            replug_after_s: self.config.replug_after.map(|after| after.as_secs()),
+            policy: self.config.policy.to_string(),
+            policy_period_ms: self.config.policy_period.as_millis() as u64,
+            counters: self.sampler.health(),
+            places: self.mover.health(),
+            libvirt: self.libvirt(),
+            watchers: self.watchers.count() + self.recorders.count(),
+            watchers_dropped: self.watchers.dropped() + self.recorders.dropped(),
+        }
+    }
+
+    fn libvirt(&self) -> Vec<api::LibvirtConnection> {
+        let shown = |source: Source| api::LibvirtConnection { uri: source.name, problem: source.problem };
+        self.scanner.sources().into_iter().map(shown).collect()
+    }
+
+    /// Carries out a command. Returns its outcome if that is known at once.
+    fn carry_out(&mut self, command: Command) -> Option<Event> {
+        match command {
+            Command::Connect(vm, connection, handle) => return self.connect(vm, connection, handle),
+            Command::Disconnect(connection) => drop(self.workers.remove(&connection)),
+            Command::Ask(connection, ask) => self.ask(connection, ask),
+            Command::Migrate(connection, destination, post_copy) => {
+                // As of a worker that is asked something.
+                if let Some((_, worker)) = self.workers.get(&connection) {
+                    worker.migrate(destination, post_copy);
+                }
+            }
+            Command::Resize(connection, node, device, bytes) => {
+                if let Some((_, worker)) = self.workers.get(&connection) {
+                    worker.resize(node, device, bytes);
+                }
+            }
+            Command::Publish(vm, generation, publication) => {
+                return Some(Event::Published(vm, self.publish(vm, generation, publication)));
+            }
+            Command::CloseChannel(vm) => drop(self.channels.remove(&vm)),
+            Command::ForgetRecord(pid) => {
+                self.scanner.forget_record(pid);
+                self.mover.order(Order::ForgetProcess(pid));
+            }
+            Command::Watch(pid, tid) => self.locator.watch(pid, tid),
+            Command::Unwatch(tid) => self.locator.unwatch(tid),
+            Command::Defer(threads, waits) => self.locator.defer(threads, waits),
+            Command::Look(threads) => self.locator.look(threads),
+            Command::Move { vm, pid, vcpu, tid, node, cpus } if self.pinners.contains_key(&vm) => {
+                let pin = Pin::new((vm, pid), (vcpu, tid), (node, cpus), Arc::clone(&self.inbox));
+                return self.pin(pin);
+            }
+            Command::Move { vm, pid, vcpu, tid, node, cpus } => {
+                let pidfd = self.pidfd(vm, pid);
+                self.mover.order(Order::Move(Move { vm, pid, pidfd, vcpu, tid, node, cpus }));
+            }
+            Command::Confine { vm, pid, masks } => {
+                let (pidfd, pins) = (self.pidfd(vm, pid), self.pinners.contains_key(&vm));
+                self.mover.order(Order::Confine { vm, pid, pidfd, masks, pins });
+            }
+            Command::Follow { vm, pid, vcpus, cpus } => {
+                let pidfd = self.pidfd(vm, pid);
+                self.mover.order(Order::Follow { vm, pid, pidfd, vcpus, cpus });
+            }
+            Command::MoveMemory { vm, pid, order } => {
+                self.memory.move_memory(vm, pid, self.pidfd(vm, pid), order);
+            }
+            Command::ObserveMemory { vm, pid, areas } => {
+                self.observer.observe(vm, pid, self.pidfd(vm, pid), areas);
+            }
+            Command::WatchHotness { vm, pid, areas } => {
+                self.hotness.watch(vm, pid, self.pidfd(vm, pid), areas);
+            }
+            Command::StopMemory(vm) => self.memory.stop(vm),
+            Command::RestoreMasks(vm, pid) => self.restore(vm, pid),
+            // Without scx_vnuma nobody needs it. A look for that is ordered with each resync.
+            Command::Rank { .. } if !self.by_scheduler => {}
+            Command::Rank { vm, pid, vcpus, stealing } => {
+                let pidfd = self.pidfd(vm, pid);
+                self.mover.order(Order::Rank { pid, pidfd, vcpus, stealing });
+            }
+            Command::LookForScheduler => self.mover.order(Order::Look),
+            Command::ForgetMask(pid, tid) => self.mover.order(Order::Forget { pid, tid }),
+            Command::Count { vm, pid, vcpus } => {
+                let pidfd = self.pidfd(vm, pid);
+                self.sampler.count(Targets { vm, pid, pidfd, vcpus });
+            }
+            Command::WatchProcess(vm, pid) => self.watch_process(vm, pid),
+            Command::UnwatchProcess(vm, pid) => {
+                // Another channel may have taken its place.
+                if self.pidfds.get(&vm).is_some_and(|(known, _)| *known == pid) {
+                    self.pidfds.remove(&vm);
+                    self.pinners.remove(&vm);
+                }
+                self.processes.unwatch(vm, pid);
+            }
+            Command::Reply(request, answer) => {
+                if let Some(reply) = self.waiting.remove(&request) {
+                    let _ = reply.send(answer);
+                }
+            }
+            Command::Announce(event) => {
+                self.totals.add(&event);
+                self.watchers.announce(event);
+            }
+            Command::Log(level, line) => match level {
+                Level::Debug => debug!("{line}"),
+                Level::Info => info!("{line}"),
+                Level::Warn => warn!("{line}"),
+            },
+        }
+        None
+    }
+
+    fn watch_process(&self, vm: VmId, pid: i32) {
+        let probed = Probed::of(self.core.world().get(vm).map(|known| known.handle.as_str()));
+        self.processes.watch(vm, pid, self.pidfd(vm, pid), probed);
+    }
+
+    /// A process of a VM.
+    fn pidfd(&self, vm: VmId, pid: i32) -> Option<Arc<OwnedFd>> {
+        let process = self.pidfds.get(&vm).filter(|(known, _)| *known == pid);
+        process.map(|(_, pidfd)| Arc::clone(pidfd))
+    }
+
+    /// Who asks whoever manages the VM.
+    fn pinner(&self, vm: VmId) -> Option<&Worker> {
+        let worker = self.pinners.get(&vm).and_then(|connection| self.workers.get(connection));
+        worker.map(|(_, worker)| worker)
+    }
+
+    /// Has a move made by whoever manages the VM.
+    fn pin(&self, pin: Pin) -> Option<Event> {
+        let refused = match self.pinner(pin.vm) {
+            Some(worker) => worker.pin(pin).err()?,
+            None => pin,
+        };
+        Some(refused.give_up(&"not connected to what manages the VM, which keeps its pins"))
+    }
+
+    fn connect(&mut self, vm: VmId, connection: ConnectionId, handle: String) -> Option<Event> {
+        let (inbox, backend) = (Arc::clone(&self.inbox), (self.factory)());
+        let (records, reader) = (self.records.clone(), self.locator.reader());
+        let name = self.core.world().get(vm).map_or_else(String::new, |vm| vm.fallback_name.clone());
+        let at = (VmHandle::new(handle.as_str()), name);
+        match Worker::start(connection, at, backend, records, reader, inbox) {
+            Ok(worker) => {
+                self.workers.insert(connection, (vm, worker));
+                None
+            }
+            Err(source) => {
+                let command = "starting a thread".to_owned();
+                let lost = VmError::Io { vm: handle, command, source };
+                Some(Event::Hypervisor(connection, Report::Lost(lost)))
+            }
+        }
+    }
+
+    fn ask(&mut self, connection: ConnectionId, ask: Ask) {
+        // A worker whose thread has ended has reported that.
+        if let Some((_, worker)) = self.workers.get(&connection) {
+            worker.ask(ask);
+        }
+    }
+
+    fn publish(&mut self, vm: VmId, generation: u64, publication: Publication) -> Result<u64, Refusal> {
+        let name = || {
+            let known = self.core.world().get(vm);
+            known.map(|managed| managed.name().to_owned()).unwrap_or_default()
+        };
+        let Publication { distances, vcpus, devices, .. } = publication;
+        let content = content(distances, vcpus.into_iter(), devices.into_iter());
+        let content = content.map_err(|source| Refusal::Content { vm: name(), source })?;
+        let vm_name = name();
+        let Some(channel) = self.channels.get_mut(&vm) else {
+            return Err(Refusal::NotAttached { vm: vm_name });
+        };
+        if channel.next_generation() != generation {
+            let source = io::Error::other("the channel is at another generation");
+            return Err(Refusal::System { vm: vm_name, source });
+        }
+        channel.publish(&content).map_err(|source| Refusal::Channel { vm: vm_name, source })?;
+        Ok(channel.next_generation())
+    }
+}
+
+/// The guest's report in the form of the core.
+fn driver_status(status: &GuestStatus) -> DriverStatus {
+    DriverStatus {
+        safe_mode: match status.mode {
+            Some(DriverMode::Safe) => Some(true),
+            Some(DriverMode::Fast) => Some(false),
+            Some(DriverMode::None) | None => None,
+        },
+        version: status.driver_version.map(DriverVersion::parts),
+        refused: status.refused,
+        knows_devices: status.supported.iter().any(|section| section.kind == SECTION_DEVICES),
+        device_changes: status.device_changes,
+    }
+}

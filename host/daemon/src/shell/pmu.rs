@@ -1,0 +1,103 @@
+//! The counters of threads, as the sampler uses them: those of the kernel, and in tests others.
+
+use std::path::PathBuf;
+use vnuma_counters::{
+    Accesses as CountedAccesses, CounterError, Detected, Events, Heard, PassedOver, Period, Reading,
+    ThreadCounters, detect,
+};
+use vnuma_policy::world::{Accesses, Counted, VcpuReading};
+
+/// A vCPU that was on a CPU for less than that may have been counted for none of it.
+const LEAST_RAN_NS: u64 = 1_000_000;
+
+/// What can be counted with.
+pub(super) trait Pmu {
+    type Counters: Count;
+    /// Finds the best source but for those that are given up.
+    fn detect(&mut self, given_up: &[PassedOver]) -> Detected;
+    /// Counts for a thread from now on.
+    fn open(&mut self, tid: i32, events: &Events) -> Result<Self::Counters, CounterError>;
+}
+
+/// The counters of a thread.
+pub(super) trait Count {
+    /// Their ids, in the order of a reading.
+    fn ids(&self) -> Vec<u64>;
+    /// What happened since the last call, as of a reading that was made already. `None`: that is too old.
+    fn take(&mut self, now: Reading, ran_ns: u64) -> Option<Period>;
+    /// The same, and reads them.
+    fn read(&mut self) -> Result<Period, CounterError>;
+}
+
+/// That of the kernel.
+pub(super) struct Perf {
+    /// Where `sys` and `proc` are.
+    pub(super) root: PathBuf,
+}
+
+impl Pmu for Perf {
+    type Counters = ThreadCounters;
+
+    fn detect(&mut self, given_up: &[PassedOver]) -> Detected {
+        detect(&self.root, given_up)
+    }
+
+    fn open(&mut self, tid: i32, events: &Events) -> Result<ThreadCounters, CounterError> {
+        ThreadCounters::open(tid, events)
+    }
+}
+
+impl Count for ThreadCounters {
+    fn ids(&self) -> Vec<u64> {
+        self.ids()
+    }
+
+    fn take(&mut self, now: Reading, ran_ns: u64) -> Option<Period> {
+        self.take(now, ran_ns)
+    }
+
+    fn read(&mut self) -> Result<Period, CounterError> {
+        self.read()
+    }
+}
+
+pub(super) fn in_the_form_of_the_core(period: Period) -> Counted {
+    match period {
+        Period::Counted(counted) => Counted::Counted {
+            instructions: counted.instructions,
+            llc_references: counted.llc_references,
+            llc_misses: counted.llc_misses,
+            accesses: match counted.accesses {
+                CountedAccesses::PerNode(list) => Accesses::ByNode(list),
+                CountedAccesses::LocalRemote { local, remote } => Accesses::LocalRemote { local, remote },
+                CountedAccesses::Unknown => Accesses::Unknown,
+            },
+            permille: counted.counted_permille,
+        },
+        Period::DidNotRun => Counted::DidNotRun,
+        Period::Crowded => Counted::Crowded,
+    }
+}
+
+/// What was counted of a thread in a period, for [`Heard`]. Those that have no counters say nothing.
+pub(super) fn hear(heard: &mut Heard, vcpu: &VcpuReading) {
+    match &vcpu.counted {
+        Counted::Counted { instructions, llc_misses, accesses, .. } => {
+            heard.ran |= vcpu.ran_ns >= LEAST_RAN_NS;
+            heard.instructions = heard.instructions.saturating_add(*instructions);
+            heard.llc_misses = heard.llc_misses.saturating_add(*llc_misses);
+            let sum = match accesses {
+                Accesses::ByNode(list) => {
+                    Some(list.iter().fold(0_u64, |sum, (_, count)| sum.saturating_add(*count)))
+                }
+                Accesses::LocalRemote { local, remote } => Some(local.saturating_add(*remote)),
+                Accesses::Unknown => None,
+            };
+            if let Some(sum) = sum {
+                heard.accesses = Some(heard.accesses.unwrap_or(0).saturating_add(sum));
+            }
+        }
+        Counted::DidNotRun | Counted::Crowded => heard.ran |= vcpu.ran_ns >= LEAST_RAN_NS,
+        Counted::Lost | Counted::NoCounters => {}
+    }
+}

@@ -1,0 +1,26 @@
+//! What a worker reports, with the resources that the shell keeps for the core.
+
+use crate::core::{Refusal, event::Report as CoreReport};
+use std::os::fd::OwnedFd;
+use vnuma_channel::Channel;
+use vnuma_hypervisor::ObservedVcpus;
+use vnuma_model::VmDescription;
+
+/// What a worker reports.
+#[derive(Debug)]
+pub(crate) enum Report {
+    /// The hypervisor has greeted and described the VM. `pins`: its vCPUs are moved over this connection.
+    Up { description: VmDescription, pidfd: OwnedFd, channel: bool, pins: bool },
+    /// It has not answered a probe in time.
+    Slow { problem: String, pid: i32, pidfd: OwnedFd },
+    /// It does not answer. Carries what was observed without it, so that both are shown at the same time.
+    Silent { problem: String, pid: i32, pidfd: OwnedFd, observed: Option<ObservedVcpus> },
+    /// What is observed without the hypervisor.
+    Observed { pid: i32, pidfd: OwnedFd, observed: ObservedVcpus },
+    /// The channel was plugged, and this is the host's end; or it was not.
+    Attached(Result<Channel, Refusal>),
+    /// The channel of an earlier vnumad was taken over; or it was not.
+    Recovered(Result<Channel, Refusal>),
+    /// An event for the core.
+    Plain(CoreReport),
+}

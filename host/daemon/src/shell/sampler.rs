@@ -1,0 +1,513 @@
+//! Reads what vCPU threads did, once a period, while some VM has a policy: counters, time on a CPU and without one, masks,
+//! and how long the host's CPUs were idle. It decides nothing.
+
+use super::{
+    groups::Groups,
+    inbox::{Inbox, Message},
+    pages::PageReader,
+    pmu::{Count, Perf, Pmu, hear, in_the_form_of_the_core},
+    samples::{Sampled, Sampling},
+    threads::{self, Known},
+};
+use crate::core::event::Event;
+use std::{
+    collections::BTreeMap,
+    io,
+    os::fd::{AsFd, OwnedFd},
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError, mpsc},
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+use tracing::{info, warn};
+use vnuma_api as api;
+use vnuma_counters::{Change, Detected, Events, Heard, PATIENCE, PassedOver, Silence, Source};
+use vnuma_model::{ApicId, CpuId, CpuLayout, HostTopology};
+use vnuma_observe::{
+    location::{Prefer, monotonic_ns},
+    read_cpu_layout,
+};
+use vnuma_policy::{
+    scheduling::CpuSample,
+    world::{Counted, HostReading, VcpuReading, VmId, VmReading},
+};
+use vnuma_process::{on_thread, procfs, spawn_worker};
+
+/// Periods after which counters that could not be opened are tried again.
+const TRY_AGAIN: u32 = 10;
+
+/// All of the time, per mille.
+const WHOLE: u32 = 1000;
+
+/// The threads of a VM that are counted.
+#[derive(Debug)]
+pub(super) struct Targets {
+    pub(super) vm: VmId,
+    pub(super) pid: i32,
+    /// The process, as a pidfd. `None`: it has ended.
+    pub(super) pidfd: Option<Arc<OwnedFd>>,
+    pub(super) vcpus: Vec<(ApicId, i32)>,
+}
+
+enum Order {
+    Count(Targets),
+    Host(Arc<HostTopology>),
+}
+
+/// What is read.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wanted {
+    pub(super) period: Duration,
+    /// Where memory may go.
+    pub(super) memory: bool,
+    /// Samples of memory accesses.
+    pub(super) samples: bool,
+}
+
+/// A thread that reads once a period.
+#[derive(Debug)]
+pub(super) struct Sampler {
+    orders: Option<mpsc::Sender<Order>>,
+    thread: Option<JoinHandle<()>>,
+    health: Arc<Mutex<api::Counters>>,
+}
+
+impl Sampler {
+    pub(super) fn start(
+        (root, prefer): (PathBuf, Prefer),
+        wanted: Wanted,
+        host: &HostTopology,
+        inbox: Arc<Inbox>,
+    ) -> io::Result<Self> {
+        let (orders, received) = mpsc::channel();
+        let health = Arc::new(Mutex::new(api::Counters::default()));
+        let pmu = Perf { root: root.clone() };
+        let mut task = Task::new(pmu, (root, prefer), wanted, host, (Arc::clone(&health), inbox));
+        let thread = spawn_worker("sampler", move || {
+            task.detect();
+            task.run(wanted.period, &received);
+        })?;
+        Ok(Self { orders: Some(orders), thread: Some(thread), health })
+    }
+
+    /// Counts these threads of a VM from now on, and no others of it.
+    pub(super) fn count(&self, targets: Targets) {
+        self.order(Order::Count(targets));
+    }
+
+    /// The host's topology has changed.
+    pub(super) fn host_changed(&self, host: &HostTopology) {
+        self.order(Order::Host(Arc::new(host.clone())));
+    }
+
+    /// Where the counts come from.
+    pub(super) fn health(&self) -> api::Counters {
+        self.health.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn order(&self, order: Order) {
+        if let Some(orders) = &self.orders {
+            // Fails only while vnumad stops.
+            let _ = orders.send(order);
+        }
+    }
+}
+
+impl Drop for Sampler {
+    fn drop(&mut self) {
+        drop(self.orders.take());
+        if let Some(thread) = self.thread.take() {
+            // Fails only if the thread panicked, and the panic has been reported.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A thread that is counted.
+struct Thread<C> {
+    vcpu: ApicId,
+    read: threads::Thread,
+    /// Position of its control group.
+    group: Option<usize>,
+    counters: Option<C>,
+    samples: Option<Sampled>,
+    /// Why it has no counters, or no samples.
+    problem: Option<String>,
+    /// Per mille of its time on a CPU in which its counters counted, when it ran last.
+    permille: u32,
+    /// Periods since they were tried to be opened.
+    tried: u32,
+    /// Its times at the end of the last period.
+    times: Option<procfs::CpuTimes>,
+}
+
+impl<C: Count> Thread<C> {
+    /// They are opened anew with the end of a period.
+    fn close(&mut self) {
+        (self.counters, self.samples) = (None, None);
+        self.read.set_events(Vec::new());
+    }
+}
+
+struct Vm<C> {
+    pid: i32,
+    pidfd: Arc<OwnedFd>,
+    threads: Vec<Thread<C>>,
+}
+
+impl<C> Vm<C> {
+    fn read_groups(&mut self, groups: &mut Groups) {
+        let tids: Vec<i32> = self.threads.iter().map(|thread| thread.read.tid).collect();
+        for (thread, group) in self.threads.iter_mut().zip(groups.read(self.pid, &tids)) {
+            thread.group = group;
+        }
+    }
+}
+
+struct Task<P: Pmu> {
+    pmu: P,
+    root: PathBuf,
+    inbox: Arc<Inbox>,
+    host: Arc<HostTopology>,
+    layout: Option<Arc<CpuLayout>>,
+    detected: Detected,
+    /// Whether its source counts.
+    silence: Silence,
+    vms: BTreeMap<VmId, Vm<P::Counters>>,
+    /// Only while something is counted, and counters do not say which node an access goes to or memory may be moved.
+    pages: Option<PageReader>,
+    wanted: Wanted,
+    /// Only while something is counted, and the operator wants samples.
+    sampling: Option<Sampling>,
+    /// How long each CPU had been idle at the end of the last period.
+    idle: Vec<(CpuId, u64)>,
+    /// When the last period ended; 0 before the first.
+    read_ns: u64,
+    reader: threads::Reader,
+    groups: Groups,
+    health: Arc<Mutex<api::Counters>>,
+}
+
+impl<P: Pmu> Task<P> {
+    fn new(
+        pmu: P,
+        (root, prefer): (PathBuf, Prefer),
+        wanted: Wanted,
+        host: &HostTopology,
+        (health, inbox): (Arc<Mutex<api::Counters>>, Arc<Inbox>),
+    ) -> Self {
+        Self {
+            pmu,
+            host: Arc::new(host.clone()),
+            layout: None,
+            detected: Detected { events: None, passed_over: Vec::new() },
+            silence: Silence::default(),
+            vms: BTreeMap::new(),
+            pages: None,
+            wanted,
+            sampling: None,
+            idle: Vec::new(),
+            read_ns: 0,
+            reader: threads::Reader::new(root.clone(), prefer),
+            health,
+            groups: Groups::new(root.clone(), wanted.period),
+            root,
+            inbox,
+        }
+    }
+
+    fn run(&mut self, period: Duration, orders: &mpsc::Receiver<Order>) {
+        let mut read_at = Instant::now();
+        loop {
+            let order = match self.vms.is_empty() {
+                // No policy, no cost.
+                true => orders.recv().map_err(|_| mpsc::RecvTimeoutError::Disconnected),
+                false => orders.recv_timeout(read_at.saturating_duration_since(Instant::now())),
+            };
+            match order {
+                Ok(Order::Count(targets)) => {
+                    if self.vms.is_empty() {
+                        // A shorter period says too little.
+                        read_at = Instant::now() + period;
+                    }
+                    self.count(targets);
+                }
+                Ok(Order::Host(host)) => (self.host, self.layout) = (host, None),
+                Err(mpsc::RecvTimeoutError::Timeout) => {
+                    // One that is late is not made up for.
+                    read_at = (read_at + period).max(Instant::now() + period / 2);
+                    if !self.read() {
+                        return;
+                    }
+                }
+                Err(mpsc::RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    }
+
+    fn detect(&mut self) {
+        let given_up = self.silence.given_up();
+        self.detected = self.pmu.detect(&given_up);
+        let why = |passed: &PassedOver| format!("{}: {}", passed.source, passed.why);
+        let passed_over = self.detected.passed_over.iter().map(why).collect();
+        let source = self.detected.source().name().to_owned();
+        let given_up = given_up.iter().map(|passed| passed.source.name().to_owned()).collect();
+        let mut health = self.health.lock().unwrap_or_else(PoisonError::into_inner);
+        *health = api::Counters { source, passed_over, given_up, ..api::Counters::default() };
+    }
+
+    /// Gives the source up for the next best one if it counts nothing, and tries it again later.
+    fn doubt(&mut self, heard: &Heard) {
+        let Some(change) = self.silence.period(self.detected.source(), heard) else { return };
+        if let Change::Counts(source) = change {
+            info!(%source, "the source of counts that was tried again counts");
+            return;
+        }
+        self.detect();
+        let now = self.detected.source();
+        match change {
+            Change::GivenUp(source) => {
+                warn!(%source, %now, "a source of counts is given up: it counted nothing in {PATIENCE} periods");
+            }
+            _ => info!(%now, "a source of counts that was given up is tried again"),
+        }
+        for thread in self.vms.values_mut().flat_map(|vm| &mut vm.threads) {
+            thread.close();
+            (thread.problem, thread.permille, thread.tried) = (None, WHOLE, TRY_AGAIN);
+        }
+        self.look_at_pages();
+    }
+
+    /// Pages are looked at where counters do not say which node an access goes to, and where memory may be moved.
+    fn look_at_pages(&mut self) {
+        let wanted = self.wanted.memory || self.detected.source() != Source::PerNode;
+        if wanted == self.pages.is_some() {
+            return;
+        }
+        // Without it accesses are attributed to nodes less well, or not at all; the policies see that as a gap.
+        self.pages = wanted.then(|| PageReader::start(self.root.clone(), self.wanted.memory).ok()).flatten();
+        if let Some(pages) = &self.pages {
+            self.vms.iter().for_each(|(&vm, counted)| pages.watch(vm, counted.pid));
+        }
+    }
+
+    fn count(&mut self, targets: Targets) {
+        let Targets { vm, pid, pidfd, vcpus } = targets;
+        if self.vms.is_empty() && !vcpus.is_empty() {
+            self.begin();
+        }
+        let before = self.vms.remove(&vm).filter(|before| before.pid == pid);
+        let Some(pidfd) = pidfd.filter(|_| !vcpus.is_empty()) else {
+            self.pages.iter().for_each(|pages| pages.unwatch(vm));
+            return self.end_if_unused();
+        };
+        let mut before = before.map(|before| before.threads).unwrap_or_default();
+        let thread = |(vcpu, tid)| {
+            let known = before.iter().position(|thread| (thread.vcpu, thread.read.tid) == (vcpu, tid));
+            known.map(|at| before.swap_remove(at)).unwrap_or_else(|| {
+                let (group, counters, samples, problem, times) = (None, None, None, None, None);
+                let (read, tried, permille) = (threads::Thread::new(pid, tid), TRY_AGAIN, WHOLE);
+                Thread { vcpu, read, group, counters, samples, problem, permille, tried, times }
+            })
+        };
+        let threads = vcpus.into_iter().map(thread).collect();
+        let mut vm_threads = Vm { pid, pidfd, threads };
+        self.begin_threads(&mut vm_threads.threads);
+        vm_threads.read_groups(&mut self.groups);
+        open_counters(&mut self.pmu, &mut vm_threads, self.detected.events.as_ref(), self.sampling.as_ref());
+        self.vms.insert(vm, vm_threads);
+        self.pages.iter().for_each(|pages| pages.watch(vm, pid));
+    }
+
+    /// Reads the times of new threads, from which their first period goes.
+    fn begin_threads(&mut self, threads: &mut [Thread<P::Counters>]) {
+        let is_new = |thread: &&mut Thread<P::Counters>| thread.times.is_none();
+        self.reader.read(threads.iter_mut().filter(is_new).map(|thread| &mut thread.read).collect());
+        for thread in threads.iter_mut().filter(is_new) {
+            thread.times = thread.read.take().map(|known| known.times);
+        }
+    }
+
+    /// The first VM is to be counted.
+    fn begin(&mut self) {
+        self.reader.begin();
+        // The operator may have changed what is permitted, and ended who held the counters.
+        self.silence = Silence::default();
+        self.detect();
+        (self.read_ns, self.layout) = (monotonic_ns(), None);
+        self.reader.read(Vec::new());
+        self.read_idle();
+        self.sampling = self.wanted.samples.then(|| Sampling::find(&self.root));
+        self.look_at_pages();
+    }
+
+    fn end_if_unused(&mut self) {
+        if self.vms.is_empty() {
+            self.pages = None;
+            self.idle.clear();
+            self.reader.end();
+            self.note_health();
+        }
+    }
+
+    /// A period has ended. False once nobody takes readings any more.
+    fn read(&mut self) -> bool {
+        let began_ns = monotonic_ns();
+        let period_ns = began_ns.saturating_sub(std::mem::replace(&mut self.read_ns, began_ns));
+        let threads = self.vms.values_mut().flat_map(|vm| &mut vm.threads);
+        self.reader.read(threads.map(|thread| &mut thread.read).collect());
+        let cpus = self.read_idle();
+        let layout = match &self.layout {
+            Some(layout) => Arc::clone(layout),
+            // Of a host that does not say, all CPUs are taken as cores of their own that are not isolated.
+            None => Arc::new(read_cpu_layout(&self.root, &self.host).unwrap_or_default()),
+        };
+        self.layout = Some(Arc::clone(&layout));
+        if self.groups.forget_if_old() {
+            self.vms.values_mut().for_each(|vm| vm.read_groups(&mut self.groups));
+        }
+        let source = self.detected.source().name();
+        let vms = self.read_vms();
+        let mut heard = Heard::default();
+        vms.iter().flat_map(|vm| &vm.vcpus).for_each(|vcpu| hear(&mut heard, vcpu));
+        self.doubt(&heard);
+        // Now, so that they count for the whole of the next period.
+        for vm in self.vms.values_mut() {
+            open_counters(&mut self.pmu, vm, self.detected.events.as_ref(), self.sampling.as_ref());
+        }
+        self.note_health();
+        let groups = self.groups.known();
+        let memory = self.pages.as_ref().map(PageReader::nodes).unwrap_or_default();
+        let reading = HostReading { began_ns, period_ns, source, layout, cpus, groups, memory, vms };
+        self.inbox.send(Message::Event(Event::Sampled(Box::new(reading))))
+    }
+
+    /// What the threads of each VM did.
+    fn read_vms(&mut self) -> Vec<VmReading> {
+        let (none, sampling) = (self.detected.events.is_none(), self.sampling.as_ref());
+        let mut vms = Vec::with_capacity(self.vms.len());
+        for (&vm, counted) in &mut self.vms {
+            let (pages, memory) = self.pages.as_ref().map(|pages| pages.of(vm)).unwrap_or_default();
+            let threads = counted.threads.iter_mut();
+            let vcpus = threads.filter_map(|thread| period_of(thread, none, sampling)).collect();
+            vms.push(VmReading { vm, pid: counted.pid, pages, memory, vcpus });
+        }
+        vms
+    }
+
+    /// How long each CPU was idle since the last call.
+    fn read_idle(&mut self) -> Vec<CpuSample> {
+        let now = self.reader.idle_times();
+        let before = std::mem::replace(&mut self.idle, now);
+        let since = |&(cpu, idle_ns): &(CpuId, u64)| {
+            let at = before.binary_search_by_key(&cpu, |(cpu, _)| *cpu).ok()?;
+            Some(CpuSample { cpu, idle_ns: idle_ns.saturating_sub(before[at].1) })
+        };
+        self.idle.iter().filter_map(since).collect()
+    }
+
+    fn note_health(&self) {
+        let threads = || self.vms.values().flat_map(|vm| &vm.threads);
+        let mut health = self.health.lock().unwrap_or_else(PoisonError::into_inner);
+        health.threads = threads().count();
+        health.failed = threads().filter(|thread| thread.problem.is_some()).count();
+        health.why_failed = threads().find_map(|thread| thread.problem.clone());
+        let shared = threads().map(|thread| thread.permille).filter(|permille| *permille < WHOLE);
+        (health.shared, health.least_permille) = (shared.clone().count(), shared.min());
+        let read_by = if self.vms.is_empty() { "" } else { self.reader.source() };
+        health.read_by = read_by.to_owned();
+        health.why_files = self.reader.why_files().map(str::to_owned);
+        health.why_no_idle_times = self.reader.why_no_idle_times().map(str::to_owned);
+        let problem = self.sampling.as_ref().map(|sampling| sampling.problem().map(str::to_owned));
+        (health.samples, health.why_no_samples) = (matches!(problem, Some(None)), problem.flatten());
+        health.why_no_groups = self.groups.problem().map(str::to_owned);
+    }
+}
+
+/// Opens the counters of threads that have none. What cannot be opened is tried again after some periods.
+fn open_counters<P: Pmu>(
+    pmu: &mut P,
+    vm: &mut Vm<P::Counters>,
+    events: Option<&Events>,
+    sampling: Option<&Sampling>,
+) {
+    let Some(events) = events else { return };
+    for thread in vm.threads.iter_mut().filter(|thread| thread.counters.is_none()) {
+        thread.tried += 1;
+        if thread.tried < TRY_AGAIN {
+            continue;
+        }
+        thread.tried = 0;
+        let tid = thread.read.tid;
+        // Counters can be opened by the thread's number only: those of a thread that is not the VM's are closed at once.
+        match on_thread(vm.pidfd.as_fd(), vm.pid, tid, || pmu.open(tid, events)) {
+            Some(Ok(counters)) => {
+                thread.read.set_events(counters.ids());
+                (thread.counters, thread.problem) = (Some(counters), None);
+                let opened = sampling.and_then(|sampling| sampling.open(&vm.pidfd, vm.pid, tid));
+                match opened.transpose() {
+                    Ok(samples) => thread.samples = samples,
+                    Err(why) => thread.problem = Some(why),
+                }
+            }
+            Some(Err(error)) => thread.problem = Some(error.to_string()),
+            None => thread.problem = Some(format!("thread {tid} does not belong to process {}", vm.pid)),
+        }
+    }
+}
+
+/// A thread's period. `None`: it has ended, or its period before is not known yet.
+fn period_of<C: Count>(
+    thread: &mut Thread<C>,
+    no_counters: bool,
+    sampling: Option<&Sampling>,
+) -> Option<VcpuReading> {
+    let Some(Known { times, cpu, real_time, allowed, counts }) = thread.read.take() else {
+        // Another thread may get its number.
+        thread.times = None;
+        return None;
+    };
+    let before = thread.times.replace(times);
+    let ran_ns = before.map_or(0, |before| times.ran_ns.saturating_sub(before.ran_ns));
+    let counted = match &mut thread.counters {
+        None if no_counters => Counted::NoCounters,
+        None => Counted::Lost,
+        Some(counters) => match counts.and_then(|counts| counters.take(counts, ran_ns)) {
+            Some(period) => in_the_form_of_the_core(period),
+            // It has been on its CPU for long.
+            None => match counters.read() {
+                Ok(period) => in_the_form_of_the_core(period),
+                Err(error) => {
+                    thread.close();
+                    thread.problem = Some(error.to_string());
+                    Counted::Lost
+                }
+            },
+        },
+    };
+    match &counted {
+        Counted::Counted { permille, .. } => thread.permille = *permille,
+        Counted::Crowded => thread.permille = 0,
+        Counted::NoCounters | Counted::Lost => thread.permille = WHOLE,
+        Counted::DidNotRun => {}
+    }
+    let counted = match (sampling, &mut thread.samples) {
+        (Some(sampling), Some(samples)) => sampling.refine(samples, counted),
+        _ => counted,
+    };
+    let before = before?;
+    Some(VcpuReading {
+        vcpu: thread.vcpu,
+        tid: thread.read.tid,
+        cpu: Some(cpu),
+        allowed,
+        real_time,
+        ran_ns,
+        waited_ns: times.waited_ns.saturating_sub(before.waited_ns),
+        group: thread.group,
+        counted,
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,713 @@
+//! One thread per connection to a hypervisor, so that a silent one delays no other. The thread also makes the
+//! channels and writes their records, which may wait for a disk.
+//!
+//! ```text
+//!  connect ──▶ handshake ──▶ serving
+//!     │           ▲   │         │
+//!     │           │   ▼ no answer
+//!     └────────▶ waiting until responsive
+//! ```
+//!
+//! The connection to a silent VM is kept. It waits in the queue of a monitor that another client uses, or for the answer
+//! to a command, and resumes on the next reply.
+
+use super::{
+    inbox::{Inbox, Message},
+    locator::Reader,
+    pin::Pin,
+    pins::{Pins, Unpin},
+    records::Records,
+    report::Report,
+};
+use crate::core::{
+    Refusal,
+    event::{Ask, Replugged, Report as CoreReport},
+};
+use nix::{
+    errno::Errno,
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::eventfd::{EfdFlags, EventFd},
+};
+use std::{
+    io,
+    os::fd::{AsFd, OwnedFd},
+    path::Path,
+    sync::{Arc, mpsc},
+    time::{Duration, Instant},
+};
+use vnuma_channel::Channel;
+use vnuma_hypervisor::{PinError, VmBackend, VmConnection, VmError, VmEvent, VmHandle, roll_back};
+use vnuma_model::GuestNodeId;
+use vnuma_policy::world::ConnectionId;
+use vnuma_process::{StopReason, copy_affinity, main_loop, spawn_worker};
+
+/// Least time between two descriptions of a VM, which cost QEMU and the kernel time. Requests in between share the next.
+const DESCRIBE_PAUSE: Duration = Duration::from_millis(200);
+
+/// Time limits of a probe: first until the missing answer is reported (half a second, less the time to show it), then
+/// until the VM counts as unresponsive.
+const PROMPT: Duration = Duration::from_millis(450);
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Time between two attempts to make a silent VM answer: first and longest. The VM may also answer by itself.
+const FIRST_ATTEMPT: Duration = Duration::from_secs(2);
+const LAST_ATTEMPT: Duration = Duration::from_secs(10);
+
+/// A connection breaks shortly before the process's end is seen.
+const END_LIMIT: Duration = Duration::from_millis(500);
+
+/// Most events taken before commands have their turn.
+const EVENTS_A_ROUND: usize = 64;
+
+/// The handle of a worker. Its thread ends when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Worker {
+    asks: mpsc::Sender<Job>,
+    wake: Arc<EventFd>,
+}
+
+impl Worker {
+    /// Starts a thread that connects to what is behind `handle` and reports to `inbox`.
+    pub(crate) fn start(
+        connection: ConnectionId,
+        (handle, name): (VmHandle, String),
+        backend: Box<dyn VmBackend>,
+        records: Records,
+        reader: Reader,
+        inbox: Arc<Inbox>,
+    ) -> io::Result<Self> {
+        let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
+        let wake = Arc::new(EventFd::from_value_and_flags(0, flags)?);
+        let (asks, receiver) = mpsc::channel();
+        let task = Task {
+            id: connection,
+            asks: receiver,
+            wake: Arc::clone(&wake),
+            inbox,
+            handle,
+            name,
+            records,
+            reader,
+            probe_wanted: false,
+            describe_wanted: false,
+            describe_from: Instant::now(),
+        };
+        spawn_worker(&format!("vm-{connection}"), move || task.run(&*backend))?;
+        Ok(Self { asks, wake })
+    }
+
+    /// Queues a command. A worker whose thread has ended has reported why.
+    pub(crate) fn ask(&self, ask: Ask) {
+        if self.asks.send(Job::Ask(ask)).is_ok() {
+            // Fails only if the counter is full, and a full counter wakes the thread, too.
+            let _ = self.wake.write(1);
+        }
+    }
+
+    /// Queues the order to migrate.
+    pub(crate) fn migrate(&self, destination: String, post_copy: bool) {
+        if self.asks.send(Job::Migrate(destination, post_copy)).is_ok() {
+            // As above.
+            let _ = self.wake.write(1);
+        }
+    }
+
+    /// Queues the order to size a memory device.
+    pub(crate) fn resize(&self, node: GuestNodeId, device: String, bytes: u64) {
+        if self.asks.send(Job::Resize(node, device, bytes)).is_ok() {
+            // As above.
+            let _ = self.wake.write(1);
+        }
+    }
+
+    /// Queues pins of policies. Those that cannot be queued, as the thread has ended, are given back.
+    pub(crate) fn pin_all(&self, pins: Pins) -> Result<(), Pins> {
+        match self.asks.send(Job::PinAll(pins)) {
+            Ok(()) => drop(self.wake.write(1)),
+            Err(mpsc::SendError(Job::PinAll(pins))) => return Err(pins),
+            Err(_) => {}
+        }
+        Ok(())
+    }
+
+    /// Queues the order to give pins of policies back. One that cannot be queued is given back itself.
+    pub(crate) fn unpin(&self, unpin: Unpin) -> Result<(), Unpin> {
+        match self.asks.send(Job::Unpin(unpin)) {
+            Ok(()) => drop(self.wake.write(1)),
+            Err(mpsc::SendError(Job::Unpin(unpin))) => return Err(unpin),
+            Err(_) => {}
+        }
+        Ok(())
+    }
+
+    /// Queues a move. One that cannot be queued, as the thread has ended, is given back.
+    pub(crate) fn pin(&self, pin: Pin) -> Result<(), Pin> {
+        match self.asks.send(Job::Pin(pin)) {
+            Ok(()) => drop(self.wake.write(1)),
+            Err(mpsc::SendError(Job::Pin(pin))) => return Err(pin),
+            Err(_) => {}
+        }
+        Ok(())
+    }
+}
+
+/// What a worker is to do.
+#[derive(Debug)]
+enum Job {
+    Ask(Ask),
+    Pin(Pin),
+    PinAll(Pins),
+    Unpin(Unpin),
+    /// Where to, and whether with post-copy.
+    Migrate(String, bool),
+    /// A memory device of a guest node, by its id, and its bytes.
+    Resize(GuestNodeId, String, u64),
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // The sender is dropped before the wake-up, so that the thread sees the end.
+        let (closed, _) = mpsc::channel();
+        drop(std::mem::replace(&mut self.asks, closed));
+        // Fails only if the counter is full, and a full counter wakes the thread, too.
+        let _ = self.wake.write(1);
+    }
+}
+
+/// What the thread works with.
+struct Task {
+    id: ConnectionId,
+    asks: mpsc::Receiver<Job>,
+    wake: Arc<EventFd>,
+    inbox: Arc<Inbox>,
+    handle: VmHandle,
+    /// Name of the VM, for messages.
+    name: String,
+    records: Records,
+    reader: Reader,
+    /// A probe is due.
+    probe_wanted: bool,
+    /// The VM is to be described at this time or later.
+    describe_wanted: bool,
+    describe_from: Instant,
+}
+
+/// Why serving ends.
+enum Stop {
+    /// The handle was dropped.
+    Unwanted,
+    /// The VM has ended.
+    Ended,
+    /// The connection is broken.
+    Lost(VmError),
+    /// No answer came in time. It may still come.
+    Silent(VmError),
+}
+
+impl From<VmError> for Stop {
+    fn from(error: VmError) -> Self {
+        if error.may_be_answered() { Self::Silent(error) } else { Self::Lost(error) }
+    }
+}
+
+impl Task {
+    fn run(mut self, backend: &dyn VmBackend) {
+        let mut connection = match backend.connect(&self.handle) {
+            Ok(connection) => connection,
+            Err(error) => return drop(self.report(Report::Plain(CoreReport::Lost(error)))),
+        };
+        let stop = loop {
+            let up = self.handshake(&mut *connection);
+            let stop = up.map_or_else(|stop| stop, |()| self.serve(&mut *connection));
+            let Stop::Silent(error) = stop else { break stop };
+            if let Err(stop) = self.wait_until_responsive(&mut *connection, error) {
+                break stop;
+            }
+        };
+        let last = match stop {
+            Stop::Unwanted => return self.part(&mut *connection),
+            Stop::Ended if connection.has_left() => CoreReport::Left,
+            Stop::Ended => CoreReport::Ended,
+            // Before its process ends, libvirt knows nothing of a domain that has left.
+            Stop::Lost(_) | Stop::Silent(_) if connection.is_leaving() && connection.has_left() => {
+                CoreReport::Left
+            }
+            Stop::Lost(error) | Stop::Silent(error) => {
+                if ends_soon(&*connection, &error) {
+                    if connection.has_left() { CoreReport::Left } else { CoreReport::Ended }
+                } else {
+                    // A failed observation must not keep the lost connection from being reported.
+                    if matches!(self.report_observed(&*connection), Err(Stop::Unwanted)) {
+                        return;
+                    }
+                    CoreReport::Lost(error)
+                }
+            }
+        };
+        // Closed before it is reported, so that the next connection finds the socket free.
+        drop(connection);
+        let _ = self.report(Report::Plain(last));
+    }
+
+    /// Greets, describes, and reports that it is up.
+    fn handshake(&mut self, connection: &mut dyn VmConnection) -> Result<(), Stop> {
+        connection.greet()?;
+        let description = connection.describe()?;
+        // A record stays: an attach that an earlier vnumad had asked for may be carried out yet.
+        let channel = connection.tidy_channel()?;
+        let pidfd = self.pidfd(connection)?;
+        self.probe_wanted = false;
+        let (pins, marked) = (connection.keeps_pins(), connection.is_marked()?);
+        self.report(Report::Up { description, pidfd, channel, pins })?;
+        if marked {
+            self.report(Report::Plain(CoreReport::Marked(Ok(true))))?;
+        }
+        Ok(())
+    }
+
+    fn pidfd(&self, connection: &dyn VmConnection) -> Result<OwnedFd, VmError> {
+        let (socket, pid) = (self.handle.to_string(), connection.pid());
+        let copy = connection.pidfd().try_clone_to_owned();
+        copy.map_err(|source| VmError::Process { socket, pid, source })
+    }
+
+    fn report_observed(&self, connection: &dyn VmConnection) -> Result<(), Stop> {
+        let Some(observed) = connection.observe_vcpus() else { return Ok(()) };
+        let (pid, pidfd) = (connection.pid(), self.pidfd(connection)?);
+        self.report(Report::Observed { pid, pidfd, observed })
+    }
+
+    /// Waits until there is a reason to try again, and reports what is wrong meanwhile.
+    fn wait_until_responsive(
+        &mut self,
+        connection: &mut dyn VmConnection,
+        error: VmError,
+    ) -> Result<(), Stop> {
+        let (pid, words) = (connection.pid(), error.to_string());
+        let (problem, observed) = (explain(&error, pid), connection.observe_vcpus());
+        self.report(Report::Silent { problem, pid, pidfd: self.pidfd(connection)?, observed })?;
+        let mut pause = FIRST_ATTEMPT;
+        loop {
+            let until = Instant::now() + pause;
+            while Instant::now() < until {
+                self.refuse_commands(connection, &words)?;
+                let mut wait = [
+                    PollFd::new(self.wake.as_fd(), PollFlags::POLLIN),
+                    PollFd::new(connection.event_fd(), PollFlags::POLLIN),
+                    PollFd::new(connection.pidfd(), PollFlags::POLLIN),
+                ];
+                wait_for(&mut wait, connection.pid(), timeout_at(until))?;
+                if wait[2].any().unwrap_or(true) {
+                    return Err(Stop::Ended);
+                }
+                if wait[1].any().unwrap_or(true) {
+                    return Ok(());
+                }
+                // No descriptor is ready when the time is up.
+                let _ = self.wake.read();
+            }
+            // A stopped process answers nothing, and commands would only queue up.
+            if matches!(StopReason::of(pid), Ok(None)) {
+                return Ok(());
+            }
+            pause = (pause * 2).min(LAST_ATTEMPT);
+        }
+    }
+
+    /// Refuses a command to a VM that does not answer, or carries it out if it needs no answer.
+    fn refuse_commands(&mut self, connection: &dyn VmConnection, why: &str) -> Result<(), Stop> {
+        loop {
+            let silent = || VmError::Silent { vm: self.name.clone(), why: why.to_owned() };
+            let report = match self.asks.try_recv() {
+                // The VM is described as soon as it answers.
+                Ok(Job::Ask(Ask::Describe | Ask::Probe)) => continue,
+                Ok(Job::Ask(Ask::Attach(_))) => Report::Attached(Err(silent().into())),
+                Ok(Job::Ask(Ask::Detach)) => Report::Plain(CoreReport::Detached(Err(silent()))),
+                Ok(Job::Ask(Ask::Replug(..))) => Report::Plain(CoreReport::Replugged(Err(silent()))),
+                Ok(Job::Ask(Ask::Mark(_))) => Report::Plain(CoreReport::Marked(Err(silent()))),
+                Ok(Job::Ask(Ask::LookAtMigration | Ask::SwitchMigration | Ask::CancelMigration)) => {
+                    Report::Plain(CoreReport::Migration(Err(silent())))
+                }
+                Ok(Job::Resize(node, ..)) => Report::Plain(CoreReport::Resized(node, Err(silent()))),
+                Ok(Job::Migrate(..)) => Report::Plain(CoreReport::MigrationBegun(Err(silent()))),
+                // This needs no answer from the VM.
+                Ok(Job::Ask(Ask::Recover(epoch))) => self.recover(connection, epoch),
+                Ok(Job::Pin(pin)) => {
+                    pin.failed(&silent());
+                    continue;
+                }
+                Ok(Job::PinAll(pins)) => {
+                    pins.failed(&silent());
+                    continue;
+                }
+                Ok(Job::Unpin(unpin)) => {
+                    unpin.answer(Err(silent().to_string()));
+                    continue;
+                }
+                Err(mpsc::TryRecvError::Empty) => return Ok(()),
+                Err(mpsc::TryRecvError::Disconnected) => return Err(Stop::Unwanted),
+            };
+            self.report(report)?;
+        }
+    }
+
+    fn report(&self, report: Report) -> Result<(), Stop> {
+        if self.inbox.send(Message::Worker(self.id, report)) { Ok(()) } else { Err(Stop::Unwanted) }
+    }
+
+    fn serve(&mut self, connection: &mut dyn VmConnection) -> Stop {
+        loop {
+            if let Err(stop) = self.round(connection) {
+                return stop;
+            }
+        }
+    }
+
+    /// Waits for a command, an event or a deadline, and handles it.
+    fn round(&mut self, connection: &mut dyn VmConnection) -> Result<(), Stop> {
+        self.events(connection)?;
+        loop {
+            match self.asks.try_recv() {
+                Ok(Job::Ask(ask)) => self.execute(connection, ask)?,
+                Ok(Job::Pin(pin)) => self.pin(connection, pin)?,
+                Ok(Job::PinAll(pins)) => self.pin_all(connection, pins)?,
+                Ok(Job::Unpin(unpin)) => self.unpin(connection, unpin)?,
+                Ok(Job::Migrate(destination, post_copy)) => {
+                    let outcome = connection.migrate(&destination, post_copy);
+                    self.conclude_with(connection, outcome, CoreReport::MigrationBegun)?;
+                }
+                Ok(Job::Resize(node, device, bytes)) => {
+                    let outcome = connection.request_memory(&device, bytes);
+                    self.conclude_with(connection, outcome, |outcome| CoreReport::Resized(node, outcome))?;
+                }
+                Err(mpsc::TryRecvError::Empty) => break,
+                Err(mpsc::TryRecvError::Disconnected) => return Err(Stop::Unwanted),
+            }
+        }
+        self.events(connection)?;
+        self.describe_if_due(connection)?;
+        self.ask_if_due(connection)?;
+        // Commands bring events with them, which the socket would not announce again. So this comes last before the wait.
+        let all_taken = self.events(connection)?;
+        let mut wait = [
+            PollFd::new(self.wake.as_fd(), PollFlags::POLLIN),
+            PollFd::new(connection.event_fd(), PollFlags::POLLIN),
+            PollFd::new(connection.pidfd(), PollFlags::POLLIN),
+        ];
+        wait_for(&mut wait, connection.pid(), self.patience(all_taken))?;
+        if wait[2].any().unwrap_or(true) {
+            return Err(Stop::Ended);
+        }
+        // Empty when something else woke this thread.
+        let _ = self.wake.read();
+        Ok(())
+    }
+
+    /// How long to wait without an event.
+    fn patience(&self, all_taken: bool) -> PollTimeout {
+        if !all_taken {
+            return PollTimeout::ZERO;
+        }
+        if self.describe_wanted { timeout_at(self.describe_from) } else { PollTimeout::NONE }
+    }
+
+    /// Takes a bounded number of events. False if there may be more: a QEMU that never pauses must not delay commands.
+    fn events(&mut self, connection: &mut dyn VmConnection) -> Result<bool, Stop> {
+        let (mut rebooted, mut all_taken) = (false, false);
+        for _ in 0..EVENTS_A_ROUND {
+            let Some(event) = connection.poll_event(Duration::ZERO)? else {
+                all_taken = true;
+                break;
+            };
+            match event {
+                // The run state is part of the description.
+                VmEvent::VcpusChanged | VmEvent::MemoryChanged | VmEvent::Stopped | VmEvent::Resumed => {
+                    self.describe_wanted = true;
+                }
+                VmEvent::ChannelAttached => self.report(Report::Plain(CoreReport::FoundPlugged))?,
+                VmEvent::ChannelDetached => {
+                    self.records.remove(connection.pid());
+                    self.report(Report::Plain(CoreReport::Released))?;
+                }
+                VmEvent::Rebooted => rebooted = true,
+                VmEvent::Disconnected => {
+                    let vm = format!("VM of process {}", connection.pid());
+                    return Err(Stop::Lost(VmError::Disconnected { vm }));
+                }
+                VmEvent::Left => self.report(Report::Plain(CoreReport::Left))?,
+                // The pidfd reports the process's end, which is authoritative.
+                VmEvent::Shutdown => {}
+            }
+        }
+        if rebooted {
+            self.report(Report::Plain(CoreReport::Rebooted))?;
+        }
+        Ok(all_taken)
+    }
+
+    fn execute(&mut self, connection: &mut dyn VmConnection, ask: Ask) -> Result<(), Stop> {
+        match ask {
+            Ask::Describe => {
+                self.describe_wanted = true;
+                Ok(())
+            }
+            Ask::Probe => {
+                self.probe_wanted = true;
+                Ok(())
+            }
+            Ask::Recover(epoch) => self.report(self.recover(connection, epoch)),
+            Ask::Attach(epoch) => {
+                let outcome = self.attach(connection, epoch);
+                let stop = match &outcome {
+                    Err(Refusal::Vm(error)) => self.stop_after(connection, error),
+                    _ => None,
+                };
+                self.conclude(stop, Report::Attached(outcome))
+            }
+            Ask::Detach => {
+                let outcome = connection.detach_channel();
+                // Here and not later, when there may be a record of the next channel.
+                if matches!(outcome, Ok(()) | Err(VmError::NotAttached { .. })) {
+                    self.records.remove(connection.pid());
+                }
+                let stop = outcome.as_ref().err().and_then(|error| self.stop_after(connection, error));
+                self.conclude(stop, Report::Plain(CoreReport::Detached(outcome)))
+            }
+            Ask::Replug(vcpu, node) => {
+                let outcome = self.replug(connection, vcpu, node);
+                self.describe_wanted = true;
+                let stop = outcome.as_ref().err().and_then(|error| self.stop_after(connection, error));
+                self.conclude(stop, Report::Plain(CoreReport::Replugged(outcome)))
+            }
+            Ask::Mark(marked) => {
+                let outcome = connection.mark(marked).map(|()| marked);
+                self.conclude_with(connection, outcome, CoreReport::Marked)
+            }
+            Ask::LookAtMigration => {
+                let outcome = connection.migration();
+                self.conclude_with(connection, outcome, CoreReport::Migration)
+            }
+            Ask::SwitchMigration => {
+                let outcome = connection.start_post_copy().and_then(|()| connection.migration());
+                self.conclude_with(connection, outcome, CoreReport::Migration)
+            }
+            Ask::CancelMigration => {
+                let outcome = connection.cancel_migration().and_then(|()| connection.migration());
+                self.conclude_with(connection, outcome, CoreReport::Migration)
+            }
+        }
+    }
+
+    /// Reports an outcome; an error if it shows that the VM can be asked nothing more.
+    fn conclude_with<T>(
+        &mut self,
+        connection: &dyn VmConnection,
+        outcome: Result<T, VmError>,
+        report: impl FnOnce(Result<T, VmError>) -> CoreReport,
+    ) -> Result<(), Stop> {
+        let stop = outcome.as_ref().err().and_then(|error| self.stop_after(connection, error));
+        self.conclude(stop, Report::Plain(report(outcome)))
+    }
+
+    fn pin(&self, connection: &mut dyn VmConnection, pin: Pin) -> Result<(), Stop> {
+        match connection.pin_vcpu(pin.tid, &pin.cpus) {
+            Ok(()) => {
+                let location = self.reader.read(connection.pid(), pin.tid);
+                pin.done(location);
+                Ok(())
+            }
+            Err(error) => {
+                pin.failed(&error);
+                self.stop_after(connection, &error).map_or(Ok(()), Err)
+            }
+        }
+    }
+
+    fn pin_all(&self, connection: &mut dyn VmConnection, pins: Pins) -> Result<(), Stop> {
+        let outcomes = connection.pin_vcpus(&pins.wanted());
+        let errors = outcomes.iter().filter_map(|outcome| match outcome {
+            Err(PinError::Vm(error)) => Some(error),
+            _ => None,
+        });
+        let stop = errors.into_iter().find_map(|error| self.stop_after(connection, error));
+        pins.done(outcomes, |tid| self.reader.read(connection.pid(), tid));
+        stop.map_or(Ok(()), Err)
+    }
+
+    fn unpin(&self, connection: &mut dyn VmConnection, unpin: Unpin) -> Result<(), Stop> {
+        let outcome = connection.unpin_vcpus(&unpin.keep);
+        let stop = outcome.as_ref().err().and_then(|error| self.stop_after(connection, error));
+        unpin.answer(outcome.map_err(|error| error.to_string()));
+        stop.map_or(Ok(()), Err)
+    }
+
+    /// vnumad stops, and takes no messages any more. Until it drops the handle, pins are given back.
+    fn part(&self, connection: &mut dyn VmConnection) {
+        for job in &self.asks {
+            if let Job::Unpin(unpin) = job
+                && self.unpin(connection, unpin).is_err()
+            {
+                return;
+            }
+        }
+    }
+
+    /// Makes a channel, writes its record and plugs it. The record comes before the hypervisor has anything of the
+    /// channel, so that there is no moment without.
+    fn attach(&self, connection: &mut dyn VmConnection, epoch: u32) -> Result<Channel, Refusal> {
+        let (vm, pid) = (|| self.name.clone(), connection.pid());
+        let failed = |source| Refusal::Channel { vm: vm(), source };
+        let (channel, socket) = Channel::new(epoch).map_err(failed)?;
+        let identity = channel.identity().map_err(failed)?;
+        // What an earlier vnumad had asked for may be carried out yet.
+        self.records.set_aside(pid);
+        self.records.write(pid, identity).map_err(|source| Refusal::Record { vm: vm(), source })?;
+        match connection.attach_channel(socket) {
+            Ok(()) => {
+                self.records.forget_aside(pid);
+                Ok(channel)
+            }
+            Err(error) => {
+                self.records.give_back(pid);
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Reports an outcome; an error if the VM can be asked nothing more.
+    fn conclude(&mut self, stop: Option<Stop>, report: Report) -> Result<(), Stop> {
+        self.probe_wanted = false;
+        if let Some(Stop::Ended) = stop {
+            return Err(Stop::Ended);
+        }
+        self.report(report)?;
+        stop.map_or(Ok(()), Err)
+    }
+
+    /// Why the VM can be asked nothing more after this error, if so.
+    fn stop_after(&self, connection: &dyn VmConnection, error: &VmError) -> Option<Stop> {
+        if ends_soon(connection, error) { Some(Stop::Ended) } else { ends_serving(error) }
+    }
+
+    /// Needs only the hypervisor's process, not its answer.
+    fn recover(&self, connection: &dyn VmConnection, epoch: u32) -> Report {
+        let (vm, pid) = (|| self.name.clone(), connection.pid());
+        let identity = self.records.read(pid).map_err(|source| Refusal::System { vm: vm(), source });
+        let process = Path::new("/proc").join(pid.to_string());
+        let taken = identity.and_then(|identity| {
+            let channel = Channel::take_over(&identity, connection.pidfd(), &process, epoch);
+            channel.map_err(|source| Refusal::Channel { vm: vm(), source })
+        });
+        Report::Recovered(taken.map_err(|why| match connection.gets_channel_anew() {
+            true => Refusal::CameAlong { vm: vm(), why: why.to_string() },
+            false => why,
+        }))
+    }
+
+    /// A new vCPU is plugged, and may run where the old one may before the guest uses it; then the old one is unplugged.
+    fn replug(&self, connection: &mut dyn VmConnection, vcpu: u32, node: u32) -> Result<Replugged, VmError> {
+        let vm = || self.name.clone();
+        let old = connection.removable_vcpu(vcpu)?;
+        let plugged = connection.plug_vcpu(node)?;
+        let failed = |reason| VmError::ReplugFailed { vm: vm(), vcpu, reason };
+        let moved = copy_affinity(connection.pidfd(), connection.pid(), old.tid, plugged.tid)
+            .map_err(|error| failed(error.to_string()))
+            .and_then(|()| connection.await_guest(plugged.apic_id))
+            .and_then(|()| connection.unplug_vcpu(vcpu));
+        moved.map_err(|cause| roll_back(connection, plugged, cause))?;
+        let described = connection.describe();
+        let undescribed = |source| VmError::ReplugUndescribed {
+            vm: vm(),
+            vcpu,
+            new: plugged.apic_id,
+            source: Box::new(source),
+        };
+        let description = described.map_err(undescribed)?;
+        Ok(Replugged { plugged, description, location: self.reader.read(connection.pid(), plugged.tid) })
+    }
+
+    /// Probes the VM, so that one that does not answer is known before it is needed.
+    fn ask_if_due(&mut self, connection: &mut dyn VmConnection) -> Result<(), Stop> {
+        if !self.probe_wanted {
+            return Ok(());
+        }
+        self.probe_wanted = false;
+        // A stopped process is known to be stopped without a probe.
+        if matches!(StopReason::of(connection.pid()), Ok(None)) { self.probe(connection) } else { Ok(()) }
+    }
+
+    /// An operator is to know soon, and commands are to be refused late: a QEMU that is busy for a moment does them
+    /// yet.
+    fn probe(&mut self, connection: &mut dyn VmConnection) -> Result<(), Stop> {
+        let error = match connection.probe(PROMPT) {
+            Err(error) if error.may_be_answered() => error,
+            outcome => return Ok(outcome?),
+        };
+        let (pid, pidfd) = (connection.pid(), self.pidfd(connection)?);
+        self.report(Report::Slow { problem: explain(&error, pid), pid, pidfd })?;
+        connection.probe(PATIENCE)?;
+        self.report(Report::Plain(CoreReport::Prompt))
+    }
+
+    fn describe_if_due(&mut self, connection: &mut dyn VmConnection) -> Result<(), Stop> {
+        if !self.describe_wanted || Instant::now() < self.describe_from {
+            return Ok(());
+        }
+        let description = connection.describe()?;
+        self.describe_wanted = false;
+        self.describe_from = Instant::now() + DESCRIBE_PAUSE;
+        self.probe_wanted = false;
+        self.report(Report::Plain(CoreReport::Described(description)))
+    }
+}
+
+/// Why it does not answer, and where it is stuck if that can be seen.
+fn explain(error: &VmError, pid: i32) -> String {
+    main_loop::stuck_in(pid).map_or_else(
+        || error.to_string(),
+        |function| format!("{error}; its main loop is stuck in {function} (a function of the kernel)"),
+    )
+}
+
+/// Errors after which the VM can be asked nothing, for now or for good.
+fn ends_serving(error: &VmError) -> Option<Stop> {
+    match error {
+        VmError::Disconnected { vm } => Some(Stop::Lost(VmError::Disconnected { vm: vm.clone() })),
+        VmError::Timeout { vm, command, limit_ms } => {
+            let (vm, command) = (vm.clone(), command.clone());
+            Some(Stop::Silent(VmError::Timeout { vm, command, limit_ms: *limit_ms }))
+        }
+        VmError::NoAnswer { vm, reason } => {
+            Some(Stop::Silent(VmError::NoAnswer { vm: vm.clone(), reason: reason.clone() }))
+        }
+        VmError::ReplugUndescribed { source, .. } => ends_serving(source),
+        VmError::NotUndone { error, .. } => ends_serving(error),
+        _ => None,
+    }
+}
+
+/// Is a broken connection the first sign of the process's end?
+fn ends_soon(connection: &dyn VmConnection, error: &VmError) -> bool {
+    if !matches!(error, VmError::Disconnected { .. } | VmError::Io { .. }) {
+        return false;
+    }
+    let mut wait = [PollFd::new(connection.pidfd(), PollFlags::POLLIN)];
+    let timeout = timeout_at(Instant::now() + END_LIMIT);
+    poll(&mut wait, timeout).is_ok_and(|ready| ready > 0)
+}
+
+/// Time until then, rounded up, so that the wake-up is not early.
+fn timeout_at(time: Instant) -> PollTimeout {
+    let left = time.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
+    PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
+}
+
+fn wait_for(wait: &mut [PollFd<'_>], pid: i32, timeout: PollTimeout) -> Result<(), Stop> {
+    match poll(wait, timeout) {
+        Ok(_) | Err(Errno::EINTR) => Ok(()),
+        Err(error) => {
+            let (vm, command) = (format!("VM of process {pid}"), "poll".to_owned());
+            Err(Stop::Lost(VmError::Io { vm, command, source: error.into() }))
+        }
+    }
+}

@@ -1,0 +1,365 @@
+//! The BPF programs of `bpf/vcpu_watch.bpf.c`: loading, and taking what they report.
+
+use super::{LocationError, LocationEvent, record::parse_record, watched::Watched};
+use crate::bpf::{prepare, words};
+use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, RingBuffer, RingBufferBuilder};
+use nix::{
+    errno::Errno,
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::eventfd::{EfdFlags, EventFd},
+};
+use std::{
+    collections::BTreeMap,
+    ffi::OsStr,
+    io,
+    os::fd::{AsFd, BorrowedFd},
+    sync::{Arc, Mutex, PoisonError},
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+use vnuma_abi_bpf::{COUNT_DROPPED, COUNT_REPORTED, WAITS, WAKES};
+use vnuma_model::{CpuId, HostNodeId, HostTopology};
+use vnuma_process::spawn_worker;
+
+static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/vcpu_watch.bpf.o"));
+
+/// Programs that a kernel may have no place for.
+const OPTIONAL: [&str; 3] = [AFFINITY, "vnuma_fallback", "vnuma_force"];
+
+/// The one of them that sees nearly all changes of allowed CPUs.
+const AFFINITY: &str = "vnuma_affinity";
+
+/// Failures to take events, one after the other, until it is given up.
+const FAILURES: u32 = 8;
+
+/// After events were taken whoever takes them rests so long, so that those that come meanwhile are taken together: one that comes
+/// alone is taken at once, and thousands in a second make hundreds of wake-ups, here and of whoever is told.
+pub const REST: Duration = Duration::from_millis(4);
+
+/// Between two of them.
+const FAILURE_PAUSE: Duration = Duration::from_millis(10);
+
+/// Programs in the kernel, attached, but watching nothing yet.
+pub(super) struct Programs {
+    links: Vec<Link>,
+    nodes: CpuNodes,
+    watched: Watched,
+    events: MapHandle,
+    waiting: MapHandle,
+    counts: MapHandle,
+    sees_affinity: bool,
+}
+
+impl Programs {
+    /// Loads and attaches. The error explains why that is not possible here.
+    pub(super) fn load(topology: &HostTopology) -> Result<Self, String> {
+        prepare()?;
+        let fitting: Vec<&str> = OPTIONAL.into_iter().filter(|program| fits(program)).collect();
+        let (object, links) = attach(|name| !OPTIONAL.contains(&name) || fitting.contains(&name))
+            .map_err(|error| words(&error))?;
+        let sees_affinity = fitting.contains(&AFFINITY);
+        Self::from_object(&object, links, sees_affinity, topology).map_err(|error| words(&error))
+    }
+
+    fn from_object(
+        object: &Object,
+        links: Vec<Link>,
+        sees_affinity: bool,
+        topology: &HostTopology,
+    ) -> libbpf_rs::Result<Self> {
+        let map = |name: &str| {
+            let map = object.maps().find(|map| map.name() == name);
+            let map = map.ok_or_else(|| io::Error::other(format!("the object has no map `{name}`")))?;
+            MapHandle::try_from(&map)
+        };
+        let mut nodes = CpuNodes { map: map("cpu_node")?, known: BTreeMap::new() };
+        nodes.set(topology)?;
+        let (watched, counts) = (Watched::of(&map("watched")?)?, map("counts")?);
+        let (events, waiting) = (map("events")?, map("waiting")?);
+        Ok(Self { links, nodes, watched, events, waiting, counts, sees_affinity })
+    }
+
+    /// What they report from now on goes to `on_event`, whenever it is taken. `on_failure` is called once it cannot be taken
+    /// any more, with the reason.
+    pub(super) fn start(
+        self,
+        on_event: impl Fn(LocationEvent) + Send + Sync + 'static,
+        on_failure: impl FnOnce(String) + Send + 'static,
+    ) -> Result<(BpfSource, KernelEvents), LocationError> {
+        let take = move |record: &[u8]| {
+            match parse_record(record) {
+                Some(event) => on_event(event),
+                None => tracing::error!(?record, "cannot parse a record of the BPF program"),
+            }
+            0
+        };
+        let take = Arc::new(take);
+        let again = Arc::clone(&take);
+        let mut builder = RingBufferBuilder::new();
+        // What waits is older, mostly.
+        let ring = builder
+            .add(&self.waiting, move |record: &[u8]| again(record))
+            .and_then(|builder| builder.add(&self.events, move |record: &[u8]| take(record)))
+            .map(drop)
+            .and_then(|()| builder.build());
+        let ring = ring.map_err(|error| LocationError::Watch {
+            act: "mapping the ring buffer",
+            source: io::Error::other(error.to_string()),
+        })?;
+        let events = KernelEvents {
+            ring,
+            _maps: [self.events, self.waiting],
+            failures: 0,
+            on_failure: Some(Box::new(on_failure)),
+        };
+        let source = BpfSource {
+            _links: self.links,
+            nodes: Mutex::new(self.nodes),
+            watched: self.watched,
+            counts: self.counts,
+            sees_affinity: self.sees_affinity,
+            thread: None,
+        };
+        Ok((source, events))
+    }
+}
+
+/// What the BPF programs have reported and nobody has taken yet.
+pub struct KernelEvents {
+    ring: RingBuffer<'static>,
+    /// What the rings were made of.
+    _maps: [MapHandle; 2],
+    /// One after the other.
+    failures: u32,
+    on_failure: Option<Box<dyn FnOnce(String) + Send>>,
+}
+
+impl std::fmt::Debug for KernelEvents {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("KernelEvents").field("failures", &self.failures).finish_non_exhaustive()
+    }
+}
+
+impl KernelEvents {
+    /// Readable while there is something to take at once. What may wait does not make it readable.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: `ring` owns the descriptor and outlives the borrow.
+        unsafe { BorrowedFd::borrow_raw(self.ring.epoll_fd()) }
+    }
+
+    /// Takes what there is: each event makes a call of `on_event`. Returns how long to rest until the next call, so that events
+    /// of a busy time are taken together. `None`: they cannot be taken any more, and polling has taken over.
+    pub fn take(&mut self) -> Option<Duration> {
+        self.on_failure.as_ref()?;
+        #[cfg(test)]
+        if FAILING.with(std::cell::Cell::get) {
+            return self.failed("a test wants it so".to_owned());
+        }
+        match self.ring.consume_raw() {
+            0 => Some(Duration::ZERO),
+            1.. => {
+                self.failures = 0;
+                Some(REST)
+            }
+            error => self.failed(format!("the ring buffer: {}", Errno::from_raw(-error))),
+        }
+    }
+
+    fn failed(&mut self, reason: String) -> Option<Duration> {
+        self.failures += 1;
+        tracing::error!(reason, failures = self.failures, "cannot read vCPU events");
+        if self.failures < FAILURES {
+            return Some(FAILURE_PAUSE);
+        }
+        self.on_failure.take()?(reason);
+        None
+    }
+}
+
+/// The thread that takes events where nobody else does.
+#[derive(Debug)]
+struct Taker {
+    stop: Arc<EventFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Taker {
+    fn start(mut events: KernelEvents) -> Result<Self, LocationError> {
+        let failed = |act| move |source| LocationError::Watch { act, source };
+        let stop = EventFd::from_flags(EfdFlags::EFD_CLOEXEC)
+            .map_err(|errno| failed("making an eventfd")(errno.into()))?;
+        let stop = Arc::new(stop);
+        let theirs = Arc::clone(&stop);
+        let thread = spawn_worker("vnuma-bpf", move || {
+            while wait_until_readable(events.fd(), theirs.as_fd()) {
+                let Some(rest) = events.take() else { return };
+                // Ended early by `stop` only, which is seen above.
+                let rest = PollTimeout::try_from(rest).unwrap_or(PollTimeout::ZERO);
+                let _ = poll(&mut [PollFd::new(theirs.as_fd(), PollFlags::POLLIN)], rest);
+            }
+        });
+        Ok(Self { stop, thread: Some(thread.map_err(failed("starting a thread"))?) })
+    }
+}
+
+/// Without a time limit. False once `stop` is readable.
+fn wait_until_readable(events: BorrowedFd<'_>, stop: BorrowedFd<'_>) -> bool {
+    let mut fds = [PollFd::new(events, PollFlags::POLLIN), PollFd::new(stop, PollFlags::POLLIN)];
+    // It fails by a signal only; then there is nothing to take.
+    let _ = poll(&mut fds, PollTimeout::NONE);
+    !fds[1].any().unwrap_or(true)
+}
+
+/// The node of each CPU, as the programs know it.
+#[derive(Debug)]
+struct CpuNodes {
+    map: MapHandle,
+    known: BTreeMap<CpuId, HostNodeId>,
+}
+
+impl CpuNodes {
+    /// Writes the entries that differ. A CPU that is gone, or without a node, has 0 in the map, which means none.
+    fn set(&mut self, topology: &HostTopology) -> libbpf_rs::Result<()> {
+        let nodes = topology.nodes.iter().flat_map(|node| node.cpus.iter().map(|cpu| (cpu, node.id)));
+        let wanted: BTreeMap<CpuId, HostNodeId> = nodes.collect();
+        let gone: Vec<CpuId> = self.known.keys().filter(|cpu| !wanted.contains_key(cpu)).copied().collect();
+        for cpu in gone {
+            self.map.update(&cpu.to_ne_bytes(), &0u32.to_ne_bytes(), MapFlags::ANY)?;
+            self.known.remove(&cpu);
+        }
+        for (cpu, node) in wanted {
+            if self.known.get(&cpu) != Some(&node) {
+                self.map.update(&cpu.to_ne_bytes(), &(node + 1).to_ne_bytes(), MapFlags::ANY)?;
+                self.known.insert(cpu, node);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The BPF programs.
+#[derive(Debug)]
+pub(super) struct BpfSource {
+    /// The programs run as long as these exist.
+    _links: Vec<Link>,
+    nodes: Mutex<CpuNodes>,
+    watched: Watched,
+    counts: MapHandle,
+    sees_affinity: bool,
+    thread: Option<Taker>,
+}
+
+impl BpfSource {
+    /// Takes its events in a thread of its own.
+    pub(super) fn take_in_thread(&mut self, events: KernelEvents) -> Result<(), LocationError> {
+        self.thread = Some(Taker::start(events)?);
+        Ok(())
+    }
+
+    /// With `waits`, its moves wake nobody.
+    pub(super) fn watch(&self, pid: i32, tid: i32, waits: bool) -> Result<(), LocationError> {
+        if !vnuma_process::thread_exists(pid, tid) {
+            return Err(LocationError::NoThread { pid, tid });
+        }
+        self.watched.set(tid, how(waits), false);
+        // If it ended before it was watched, no event follows.
+        if !vnuma_process::thread_exists(pid, tid) {
+            self.unwatch(tid);
+            return Err(LocationError::NoThread { pid, tid });
+        }
+        Ok(())
+    }
+
+    /// Changes what the moves of a watched thread do. One that is not watched stays so.
+    pub(super) fn defer(&self, tid: i32, waits: bool) {
+        self.watched.set(tid, how(waits), true);
+    }
+
+    pub(super) fn set_topology(&self, topology: &HostTopology) -> Result<(), LocationError> {
+        let set = self.nodes.lock().unwrap_or_else(PoisonError::into_inner).set(topology);
+        set.map_err(|error| LocationError::Watch {
+            act: "changing the nodes of CPUs",
+            source: io::Error::other(error.to_string()),
+        })
+    }
+
+    pub(super) fn unwatch(&self, tid: i32) {
+        self.watched.set(tid, 0, false);
+    }
+
+    pub(super) fn sees_affinity(&self) -> bool {
+        self.sees_affinity
+    }
+
+    pub(super) fn reported(&self) -> u64 {
+        self.count(COUNT_REPORTED)
+    }
+
+    pub(super) fn dropped(&self) -> u64 {
+        self.count(COUNT_DROPPED)
+    }
+
+    fn count(&self, which: u32) -> u64 {
+        let per_cpu = match self.counts.lookup_percpu(&which.to_ne_bytes(), MapFlags::ANY) {
+            Ok(per_cpu) => per_cpu.unwrap_or_default(),
+            Err(error) => {
+                tracing::warn!(%error, "cannot read the counters of the BPF programs");
+                return 0;
+            }
+        };
+        per_cpu.iter().filter_map(|bytes| Some(u64::from_ne_bytes(bytes.get(..8)?.try_into().ok()?))).sum()
+    }
+}
+
+fn how(waits: bool) -> u8 {
+    if waits { WAITS } else { WAKES }
+}
+
+impl Drop for Taker {
+    fn drop(&mut self) {
+        if let Err(error) = self.stop.write(1) {
+            tracing::error!(%error, "cannot stop the watcher's thread");
+            return;
+        }
+        // After a failure it is that thread itself which takes this apart.
+        if let Some(thread) =
+            self.thread.take().filter(|thread| thread.thread().id() != thread::current().id())
+        {
+            // It only fails if a callback panicked, which has been reported then.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Does the running kernel have the function that this program is attached to?
+fn fits(program: &str) -> bool {
+    match attach(|name| name == program) {
+        Ok(_) => true,
+        Err(error) => {
+            tracing::debug!(program, reason = %words(&error), "this BPF program does not fit the kernel");
+            false
+        }
+    }
+}
+
+/// Loads and attaches those of the programs that are wanted.
+fn attach(wanted: impl Fn(&str) -> bool) -> libbpf_rs::Result<(Object, Vec<Link>)> {
+    let mut open = ObjectBuilder::default().open_memory(OBJECT)?;
+    let wanted = |name: &OsStr| name.to_str().is_some_and(&wanted);
+    open.progs_mut()
+        .filter(|program| !wanted(program.name()))
+        .for_each(|mut program| program.set_autoload(false));
+    let object = open.load()?;
+    let links = object
+        .progs_mut()
+        .filter(|program| wanted(program.name()))
+        .map(|program| program.attach())
+        .collect::<libbpf_rs::Result<Vec<_>>>()?;
+    Ok((object, links))
+}
+
+#[cfg(test)]
+thread_local! {
+    /// The thread that sets it takes no more events.
+    pub(super) static FAILING: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}

@@ -1,0 +1,323 @@
+//! Watches threads of this test, by polling everywhere and by BPF where the test may.
+//!
+//! The kernel's view of nodes does not matter here: each test makes up a topology from
+//! the CPUs of this machine, in which they are on one node or on one each.
+
+use std::{fs, sync::mpsc, thread, time::Duration};
+use vnuma_model::{CpuSet, HostNode, HostTopology};
+use vnuma_observe::location::{
+    LocationError, LocationEvent, LocationKind, LocationWatcher, Prefer, monotonic_ns, read_location,
+};
+
+/// No event takes this long, on no machine.
+const HANG: Duration = Duration::from_secs(30);
+const INTERVAL: Duration = Duration::from_millis(5);
+
+fn own_pid() -> i32 {
+    i32::try_from(std::process::id()).unwrap()
+}
+
+fn host(nodes: &[&[u32]]) -> HostTopology {
+    let node = |(id, cpus): (usize, &&[u32])| HostNode {
+        id: u32::try_from(id).unwrap(),
+        cpus: cpus.iter().copied().collect(),
+        ..HostNode::default()
+    };
+    HostTopology { nodes: nodes.iter().enumerate().map(node).collect(), ..HostTopology::default() }
+}
+
+/// Two CPUs of this machine, whichever of them this process may use now. Without them, nothing can move.
+fn two_cpus() -> (u32, u32) {
+    let list = fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
+    let cpus: Vec<u32> = list.parse::<CpuSet>().unwrap().iter().collect();
+    assert!(cpus.len() >= 2, "these tests need two CPUs, there is only {cpus:?}");
+    (cpus[0], cpus[1])
+}
+
+/// A thread that moves itself to the CPUs it is told and says so, until told no more.
+struct Mover {
+    tid: i32,
+    moves: Option<mpsc::Sender<Vec<u32>>>,
+    moved: mpsc::Receiver<()>,
+    handle: Option<thread::JoinHandle<()>>,
+}
+
+impl Mover {
+    fn start(cpu: u32) -> Self {
+        let (moves, orders) = mpsc::channel::<Vec<u32>>();
+        let (say, moved) = mpsc::channel();
+        let (tell, told) = mpsc::channel();
+        let handle = thread::spawn(move || {
+            tell.send(nix::unistd::gettid()).unwrap();
+            for cpus in orders {
+                let mut set = nix::sched::CpuSet::new();
+                cpus.iter().for_each(|&cpu| set.set(cpu as usize).unwrap());
+                nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(0), &set).unwrap();
+                say.send(()).unwrap();
+            }
+        });
+        let tid = told.recv().unwrap().as_raw();
+        let mover = Self { tid, moves: Some(moves), moved, handle: Some(handle) };
+        mover.to(&[cpu]);
+        mover
+    }
+    fn to(&self, cpus: &[u32]) {
+        self.moves.as_ref().unwrap().send(cpus.to_vec()).unwrap();
+        self.moved.recv_timeout(HANG).unwrap();
+    }
+    fn end(&mut self) {
+        self.moves = None;
+        self.handle.take().unwrap().join().unwrap();
+    }
+}
+
+/// A watcher, and its events in order.
+fn watcher(host: &HostTopology, prefer: Prefer) -> (LocationWatcher, mpsc::Receiver<LocationEvent>) {
+    let (send, events) = mpsc::channel();
+    let watcher = LocationWatcher::start(host, prefer, INTERVAL, move |event| {
+        let _ = send.send(event);
+    });
+    (watcher.unwrap_or_else(|error| panic!("{error}")), events)
+}
+
+/// A test for each source. BPF needs rights that an ordinary user lacks; with them, it has to work.
+macro_rules! for_each_source {
+    ($($test:ident)*) => {
+        mod poll {
+            use super::Prefer;
+            $(#[test] fn $test() { super::$test(Prefer::Poll) })*
+        }
+        mod bpf {
+            use super::Prefer;
+            $(#[test] #[cfg_attr(not(root), ignore = "BPF needs root")] fn $test() { super::$test(Prefer::Bpf) })*
+        }
+    };
+}
+
+for_each_source! {
+    moves_between_nodes_are_reported
+    moves_within_a_node_are_not_reported_but_new_limits_are
+    threads_that_are_not_watched_are_not_reported
+    threads_that_are_not_there_are_refused
+    the_topology_can_change_meanwhile
+}
+
+fn next(events: &mpsc::Receiver<LocationEvent>, kind: LocationKind) -> LocationEvent {
+    loop {
+        let event = events.recv_timeout(HANG).unwrap_or_else(|_| panic!("no event {kind:?}"));
+        if event.kind == kind {
+            return event;
+        }
+    }
+}
+
+fn moves_between_nodes_are_reported(prefer: Prefer) {
+    let (a, b) = two_cpus();
+    let host = host(&[&[a], &[b]]);
+    let mut mover = Mover::start(a);
+    let (watcher, events) = watcher(&host, prefer);
+    watcher.watch(own_pid(), mover.tid).unwrap();
+    for cpu in [b, a, b] {
+        let before = monotonic_ns();
+        mover.to(&[cpu]);
+        let event = next(&events, LocationKind::Migrated);
+        assert_eq!((event.tid, event.cpu), (mover.tid, cpu), "{prefer:?}");
+        assert!(event.time_ns >= before && event.time_ns <= monotonic_ns());
+        let location = read_location(&host, own_pid(), mover.tid).unwrap();
+        let node = host.node_of_cpu(cpu).unwrap();
+        assert_eq!((location.cpu, location.node, location.pinned), (cpu, node, Some(node)));
+    }
+    mover.end();
+    assert_eq!(next(&events, LocationKind::Exited).tid, mover.tid, "{prefer:?}");
+    assert_eq!(watcher.dropped(), 0);
+}
+
+fn moves_within_a_node_are_not_reported_but_new_limits_are(prefer: Prefer) {
+    let (a, b) = two_cpus();
+    let host = host(&[&[a, b]]);
+    let mut mover = Mover::start(a);
+    let (watcher, events) = watcher(&host, prefer);
+    watcher.watch(own_pid(), mover.tid).unwrap();
+    for cpus in [&[b][..], &[a], &[a, b], &[b]] {
+        mover.to(cpus);
+        if watcher.sees_affinity() {
+            assert_eq!(next(&events, LocationKind::AffinityChanged).tid, mover.tid, "{prefer:?}");
+        }
+    }
+    mover.end();
+    let mut rest = Vec::new();
+    while rest.last() != Some(&LocationKind::Exited) {
+        rest.push(events.recv_timeout(HANG).unwrap().kind);
+    }
+    assert!(!rest.contains(&LocationKind::Migrated), "{prefer:?}: {rest:?}");
+}
+
+fn threads_that_are_not_watched_are_not_reported(prefer: Prefer) {
+    let (a, b) = two_cpus();
+    let host = host(&[&[a], &[b]]);
+    let (mut watched, mut forgotten, mut unknown) = (Mover::start(a), Mover::start(a), Mover::start(a));
+    let (watcher, events) = watcher(&host, prefer);
+    watcher.watch(own_pid(), forgotten.tid).unwrap();
+    watcher.watch(own_pid(), watched.tid).unwrap();
+    watcher.unwatch(forgotten.tid);
+    watcher.unwatch(forgotten.tid);
+    forgotten.to(&[b]);
+    unknown.to(&[b]);
+    forgotten.end();
+    unknown.end();
+    watched.to(&[b]);
+    watched.end();
+    loop {
+        let event = events.recv_timeout(HANG).unwrap();
+        assert_eq!(event.tid, watched.tid, "{prefer:?}: {event:?}");
+        if event.kind == LocationKind::Exited {
+            break;
+        }
+    }
+}
+
+fn the_topology_can_change_meanwhile(prefer: Prefer) {
+    let (a, b) = two_cpus();
+    let (one, two) = (host(&[&[a, b]]), host(&[&[a], &[b]]));
+    let mut mover = Mover::start(a);
+    let (watcher, events) = watcher(&one, prefer);
+    watcher.watch(own_pid(), mover.tid).unwrap();
+    // Moves, and waits until that has been noticed. True if it was one between nodes.
+    let crosses = |cpu: u32| {
+        mover.to(&[cpu]);
+        let mut crossed = false;
+        loop {
+            let limit = if crossed || !watcher.sees_affinity() { Duration::from_secs(1) } else { HANG };
+            match events.recv_timeout(limit) {
+                Ok(event) if event.kind == LocationKind::Migrated => crossed = true,
+                Ok(_) => return crossed || events.recv_timeout(Duration::from_millis(20)).is_ok(),
+                Err(_) => return crossed,
+            }
+        }
+    };
+    assert!(!crosses(b), "{prefer:?}: within the node");
+    assert!(!crosses(a), "{prefer:?}: within the node");
+    watcher.set_topology(&two).unwrap();
+    assert!(crosses(b), "{prefer:?}: now it is another node");
+    watcher.set_topology(&one).unwrap();
+    assert!(!crosses(a), "{prefer:?}: and now it is the same again");
+    // A CPU that is gone is of no known node.
+    watcher.set_topology(&host(&[&[a]])).unwrap();
+    assert!(crosses(b), "{prefer:?}: to a CPU that is not known");
+    mover.end();
+}
+
+fn threads_that_are_not_there_are_refused(prefer: Prefer) {
+    let host = host(&[&[0]]);
+    let (watcher, _events) = watcher(&host, prefer);
+    for (pid, tid) in [(own_pid(), 1), (0, 0), (own_pid(), -5), (i32::MAX, i32::MAX)] {
+        let error = watcher.watch(pid, tid).unwrap_err();
+        assert!(matches!(error, LocationError::NoThread { .. }), "{prefer:?}: {error}");
+    }
+}
+
+#[test]
+fn the_source_is_named() {
+    let (poll, _events) = watcher(&host(&[&[0]]), Prefer::Poll);
+    assert_eq!((poll.source(), poll.why_not_bpf().as_deref()), ("poll", Some("polling was asked for")));
+    let (auto, _events) = watcher(&host(&[&[0]]), Prefer::Auto);
+    assert_eq!(auto.source() == "poll", auto.why_not_bpf().is_some_and(|reason| !reason.is_empty()));
+}
+
+#[test]
+#[cfg_attr(not(root), ignore = "BPF needs root")]
+fn root_gets_bpf() {
+    let (auto, _events) = watcher(&host(&[&[0]]), Prefer::Auto);
+    assert_eq!((auto.source(), auto.why_not_bpf()), ("bpf", None));
+}
+
+/// A thread that may run on both CPUs. It moves by being woken while its own CPU is taken, so that nothing else happens to it.
+struct Wanderer {
+    tid: i32,
+    wake: Option<mpsc::Sender<()>>,
+    cpu: mpsc::Receiver<u32>,
+    handle: Option<thread::JoinHandle<()>>,
+}
+
+impl Wanderer {
+    fn start(cpus: [u32; 2]) -> Self {
+        let (wake, orders) = mpsc::channel::<()>();
+        let (say, cpu) = mpsc::channel();
+        let (tell, told) = mpsc::channel();
+        let handle = thread::spawn(move || {
+            allow(&cpus);
+            tell.send(nix::unistd::gettid().as_raw()).unwrap();
+            while orders.recv().is_ok() {
+                say.send(nix::sched::sched_getcpu().unwrap() as u32).unwrap();
+            }
+        });
+        Self { tid: told.recv().unwrap(), wake: Some(wake), cpu, handle: Some(handle) }
+    }
+
+    fn wake(&self) -> u32 {
+        self.wake.as_ref().unwrap().send(()).unwrap();
+        self.cpu.recv_timeout(HANG).unwrap()
+    }
+
+    /// Until it is on another CPU.
+    fn moves(&self) {
+        let limit = monotonic_ns() + HANG.as_nanos() as u64;
+        let at = self.wake();
+        while self.wake() == at {
+            assert!(monotonic_ns() < limit, "it stays on CPU {at}");
+            allow(&[at]);
+            // Its CPU is this thread's now, which wakes it and does not sleep.
+            let began = monotonic_ns();
+            while monotonic_ns() < began + 1_000_000 {}
+        }
+    }
+}
+
+impl Drop for Wanderer {
+    fn drop(&mut self) {
+        self.wake = None;
+        let _ = self.handle.take().unwrap().join();
+    }
+}
+
+fn allow(cpus: &[u32]) {
+    let mut set = nix::sched::CpuSet::new();
+    cpus.iter().for_each(|&cpu| set.set(cpu as usize).unwrap());
+    nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(0), &set).unwrap();
+}
+
+#[test]
+#[cfg_attr(not(root), ignore = "BPF needs root")]
+fn moves_of_a_deferred_thread_wake_nobody_and_are_taken_all_the_same() {
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+    let (a, b) = two_cpus();
+    let (send, events) = mpsc::channel();
+    let on_event = move |event| {
+        let _ = send.send(event);
+    };
+    let started =
+        LocationWatcher::start_taken(&host(&[&[a], &[b]]), Prefer::Bpf, INTERVAL, on_event).unwrap();
+    let (watcher, mut kernel) = (started.0, started.1.expect("the kernel's events"));
+    let wanderer = Wanderer::start([a, b]);
+    watcher.watch(own_pid(), wanderer.tid).unwrap();
+    for waits in [true, false, true] {
+        watcher.defer(wanderer.tid, waits);
+        kernel.take();
+        while events.try_recv().is_ok() {}
+        wanderer.moves();
+        let mut fds = [PollFd::new(kernel.fd(), PollFlags::POLLIN)];
+        let timeout = if waits { 50_u16 } else { 30_000 };
+        let woken = poll(&mut fds, PollTimeout::from(timeout)).unwrap() == 1;
+        assert_eq!(woken, !waits, "deferred: {waits}");
+        kernel.take();
+        let event = events.try_recv().expect("an event");
+        assert_eq!((event.tid, event.kind), (wanderer.tid, LocationKind::Migrated), "deferred: {waits}");
+    }
+    // It is still deferred, and its end is known at once.
+    let tid = wanderer.tid;
+    drop(wanderer);
+    let mut fds = [PollFd::new(kernel.fd(), PollFlags::POLLIN)];
+    assert_eq!(poll(&mut fds, PollTimeout::from(30_000_u16)).unwrap(), 1);
+    kernel.take();
+    assert!(events.try_iter().any(|event| event.tid == tid && event.kind == LocationKind::Exited));
+}

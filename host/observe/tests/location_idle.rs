@@ -1,0 +1,84 @@
+//! A watcher with nothing to report sleeps. Alone in its program, with one watcher of each kind.
+
+use std::{
+    fs,
+    process::Command,
+    sync::mpsc,
+    thread,
+    time::{Duration, Instant},
+};
+use vnuma_model::{HostNode, HostTopology};
+use vnuma_observe::location::{LocationWatcher, Prefer};
+
+/// A field of the status of the watcher's thread of this name.
+fn status_of(name: &str, key: &str) -> String {
+    // A thread names itself, a moment after it was started.
+    let until = Instant::now() + Duration::from_secs(30);
+    while Instant::now() < until {
+        for task in fs::read_dir("/proc/self/task").unwrap() {
+            // A thread may end meanwhile.
+            let status = fs::read_to_string(task.unwrap().path().join("status")).unwrap_or_default();
+            let field =
+                |key| status.lines().find_map(|line| line.strip_prefix(key)).unwrap_or_default().trim();
+            if field("Name:") == name {
+                return field(key).to_owned();
+            }
+        }
+    }
+    panic!("no thread `{name}`");
+}
+
+/// Times that this thread went to sleep by itself.
+fn sleeps_of(name: &str) -> u64 {
+    status_of(name, "voluntary_ctxt_switches:").parse().unwrap()
+}
+
+/// All signals but SIGKILL (9) and SIGSTOP (19), which cannot be blocked.
+const BLOCKABLE: u64 = !(1 << (9 - 1) | 1 << (19 - 1));
+/// Signals that the C library keeps for itself: it does not let anybody block them.
+const OF_LIBC: u64 = 1 << (32 - 1) | 1 << (33 - 1);
+
+fn idle_for_a_second(prefer: Prefer, name: &str, watch: bool) -> (u64, usize) {
+    let node = HostNode { id: 0, cpus: (0..64).collect(), ..HostNode::default() };
+    let host = HostTopology { nodes: vec![node], ..HostTopology::default() };
+    let (send, events) = mpsc::channel();
+    let on_event = move |event| send.send(event).unwrap();
+    let watcher = LocationWatcher::start(&host, prefer, Duration::from_millis(5), on_event).unwrap();
+    let (stop, stopped) = mpsc::channel::<()>();
+    let (tell, told) = mpsc::channel();
+    let sleeper = thread::spawn(move || {
+        tell.send(nix::unistd::gettid().as_raw()).unwrap();
+        let _ = stopped.recv();
+    });
+    if watch {
+        watcher.watch(i32::try_from(std::process::id()).unwrap(), told.recv().unwrap()).unwrap();
+    }
+    let blocked = u64::from_str_radix(&status_of(name, "SigBlk:"), 16).unwrap();
+    assert_eq!(blocked | OF_LIBC, BLOCKABLE, "{name} takes signals of the process");
+    thread::sleep(Duration::from_millis(300));
+    let before = sleeps_of(name);
+    // Threads that nobody watches are migrated and end meanwhile.
+    for _ in 0..100 {
+        thread::spawn(|| thread::sleep(Duration::from_millis(5))).join().unwrap();
+        Command::new("true").status().unwrap();
+        thread::sleep(Duration::from_millis(5));
+    }
+    let slept = sleeps_of(name) - before;
+    drop(watcher);
+    drop(stop);
+    sleeper.join().unwrap();
+    (slept, events.try_iter().count())
+}
+
+#[test]
+#[cfg_attr(not(root), ignore = "BPF needs root")]
+fn bpf_wakes_nobody_while_nothing_happens() {
+    assert_eq!(idle_for_a_second(Prefer::Bpf, "vnuma-bpf", true), (0, 0));
+}
+
+#[test]
+fn polling_wakes_nobody_while_there_is_nothing_to_poll() {
+    assert_eq!(idle_for_a_second(Prefer::Poll, "vnuma-poll", false), (0, 0), "nothing to poll");
+    let (wakeups, _) = idle_for_a_second(Prefer::Poll, "vnuma-poll", true);
+    assert!(wakeups > 0, "the measurement would not see a wake-up");
+}

@@ -1,0 +1,517 @@
+//! Files of `/proc/PID` and `/proc/PID/task/TID`: the one place that reads and parses them.
+//!
+//! Part of their content is chosen by the process (names, command lines), so it is not trusted: every file is
+//! read up to a limit, and every parser survives any text. An error names the file, and the field and the value if that
+//! is what is wrong.
+
+use crate::text::sanitize_short;
+use std::{
+    fs::{self, File},
+    io::{self, Read},
+    os::unix::fs::{FileExt, FileTypeExt, MetadataExt},
+    path::Path,
+};
+use vnuma_model::{CpuId, CpuSet};
+
+/// `stat` is a line of 52 numbers and a name of up to 64 bytes.
+pub const STAT_LIMIT: u64 = 4096;
+
+/// Nearly all files are shorter.
+const USUAL_SIZE: u64 = 4096;
+
+/// `status` has some 60 lines; the longest are a mask and a list of 8192 CPUs, 40 KiB at worst.
+pub const STATUS_LIMIT: u64 = 64 * 1024;
+
+/// `cgroup` has a line for each hierarchy, some 15 with cgroup v1, each with a path of at most 4096 bytes.
+const CGROUP_LIMIT: u64 = 64 * 1024;
+
+/// `fdinfo` has a few lines; that of an eventpoll has one for each file, which nobody here asks for.
+const FILE_INFO_LIMIT: u64 = 4096;
+
+/// CPUs that a kernel of today can have (`NR_CPUS`).
+const CPUS: usize = 8192;
+
+/// Most threads of a process that are listed: the most vCPUs of a VM and as many others.
+const THREAD_LIMIT: usize = 8192;
+
+/// Why a fact about a process or thread is unknown.
+#[derive(Debug, thiserror::Error)]
+pub enum ProcError {
+    /// It has ended or never existed.
+    #[error("{path}: no such process or thread")]
+    Gone {
+        /// The file.
+        path: String,
+    },
+    /// A file could not be read.
+    #[error("{path}: {source}")]
+    Read {
+        /// The file.
+        path: String,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// A value is invalid.
+    #[error("{path}: {field} is `{value}`: {reason}")]
+    Value {
+        /// The file.
+        path: String,
+        /// Which part of it.
+        field: &'static str,
+        /// What was found, sanitized.
+        value: String,
+        /// Why it cannot be.
+        reason: String,
+    },
+}
+
+/// A file of a process, up to `limit` bytes. What is not UTF-8 is replaced: a name may be any bytes.
+pub fn read_process(pid: i32, file: &str, limit: u64) -> Result<String, ProcError> {
+    read(format!("/proc/{pid}/{file}"), pid > 0, limit)
+}
+
+/// A file of a thread of a process, up to `limit` bytes.
+pub fn read_thread(pid: i32, tid: i32, file: &str, limit: u64) -> Result<String, ProcError> {
+    read(format!("/proc/{pid}/task/{tid}/{file}"), pid > 0 && tid > 0, limit)
+}
+
+fn read(path: String, possible: bool, limit: u64) -> Result<String, ProcError> {
+    if !possible {
+        return Err(ProcError::Gone { path });
+    }
+    // With room for it at once, most files are read in one piece: the kernel makes the text anew for each.
+    let mut bytes = Vec::with_capacity(limit.min(USUAL_SIZE) as usize);
+    match File::open(&path).and_then(|file| file.take(limit).read_to_end(&mut bytes)) {
+        Ok(_) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
+        Err(error) if is_gone(&error) => Err(ProcError::Gone { path }),
+        Err(source) => Err(ProcError::Read { path, source }),
+    }
+}
+
+/// A short file of a process that is read repeatedly. It stays bound to that process: after its end reading fails, even if
+/// the PID is in use again.
+#[derive(Debug)]
+pub struct KeptFile {
+    file: File,
+    path: String,
+}
+
+impl KeptFile {
+    /// Opens a file of the main thread of a process.
+    pub fn of_main_thread(pid: i32, file: &str) -> Result<Self, ProcError> {
+        Self::of_thread(pid, pid, file)
+    }
+
+    /// Opens a file of a thread of a process. It stays bound to that thread.
+    pub fn of_thread(pid: i32, tid: i32, file: &str) -> Result<Self, ProcError> {
+        let path = format!("/proc/{pid}/task/{tid}/{file}");
+        match File::open(&path) {
+            Ok(file) => Ok(Self { file, path }),
+            Err(error) if is_gone(&error) => Err(ProcError::Gone { path }),
+            Err(source) => Err(ProcError::Read { path, source }),
+        }
+    }
+
+    /// What is in it now, up to a page.
+    pub fn read(&self) -> Result<String, ProcError> {
+        let mut bytes = [0; USUAL_SIZE as usize];
+        match self.file.read_at(&mut bytes, 0) {
+            Ok(length) => Ok(String::from_utf8_lossy(&bytes[..length]).into_owned()),
+            Err(error) if is_gone(&error) => Err(ProcError::Gone { path: self.path.clone() }),
+            Err(source) => Err(ProcError::Read { path: self.path.clone(), source }),
+        }
+    }
+}
+
+/// No such file, or it ended between open and read.
+fn is_gone(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH)
+}
+
+/// Is there such a thread?
+pub fn thread_exists(pid: i32, tid: i32) -> bool {
+    pid > 0 && tid > 0 && fs::exists(format!("/proc/{pid}/task/{tid}")).unwrap_or(false)
+}
+
+/// Threads of a process, the first [`THREAD_LIMIT`] of them.
+pub fn threads(pid: i32) -> Result<Vec<i32>, ProcError> {
+    let path = format!("/proc/{pid}/task");
+    match fs::read_dir(&path) {
+        Ok(entries) => {
+            let number = |entry: io::Result<fs::DirEntry>| entry.ok()?.file_name().to_str()?.parse().ok();
+            Ok(entries.take(THREAD_LIMIT).filter_map(number).collect())
+        }
+        Err(error) if is_gone(&error) => Err(ProcError::Gone { path }),
+        Err(source) => Err(ProcError::Read { path, source }),
+    }
+}
+
+/// A file of `/dev` that a process has open, or one without a name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpenFile {
+    /// Its descriptor.
+    pub fd: i32,
+    /// Its path in the mount namespace of the process, so that it is the process's to choose. Names without a path begin with
+    /// `anon_inode:`.
+    pub path: String,
+    /// `major:minor` of the device that it is, whatever its path.
+    pub number: Option<String>,
+}
+
+/// Most descriptors of a process, `fs.nr_open` by default.
+const FD_LIMIT: usize = 1 << 20;
+
+/// Files of `/dev` and files without a name that a process has open. `proc` is a directory as `/proc`.
+pub fn read_open_files(proc: &Path, pid: i32) -> Result<Vec<OpenFile>, ProcError> {
+    let directory = proc.join(pid.to_string()).join("fd");
+    let path = directory.display().to_string();
+    let entries = match fs::read_dir(&directory) {
+        Ok(entries) => entries,
+        Err(error) if is_gone(&error) => return Err(ProcError::Gone { path }),
+        Err(source) => return Err(ProcError::Read { path, source }),
+    };
+    let mut files = Vec::new();
+    for entry in entries.take(FD_LIMIT) {
+        // It ended, or closed that file.
+        let Some(fd) = entry.ok().and_then(|entry| entry.file_name().to_str()?.parse().ok()) else {
+            continue;
+        };
+        let link = directory.join(format!("{fd}"));
+        let Some(target) =
+            fs::read_link(&link).ok().and_then(|target| target.into_os_string().into_string().ok())
+        else {
+            continue;
+        };
+        let known = target.starts_with("/dev/") || target.starts_with("anon_inode:");
+        if known {
+            let metadata = fs::metadata(&link).ok().filter(|found| found.file_type().is_char_device());
+            let number =
+                metadata.map(|found| format!("{}:{}", libc::major(found.rdev()), libc::minor(found.rdev())));
+            let path = target.strip_suffix(" (deleted)").unwrap_or(&target).to_owned();
+            files.push(OpenFile { fd, path, number });
+        }
+    }
+    files.sort_by_key(|file| file.fd);
+    Ok(files)
+}
+
+/// What the kernel tells of an open file of a process.
+pub fn read_file_info(proc: &Path, pid: i32, fd: i32) -> Result<String, ProcError> {
+    let path = proc.join(pid.to_string()).join("fdinfo").join(fd.to_string());
+    read(path.display().to_string(), pid > 0 && fd >= 0, FILE_INFO_LIMIT)
+}
+
+/// The value of a field of `fdinfo`; empty if there is none.
+pub fn file_info<'a>(info: &'a str, field: &str) -> &'a str {
+    let line = info.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+    line.unwrap_or_default().trim()
+}
+
+/// Numbers of all processes, rising.
+pub fn read_processes(proc: &Path) -> Result<Vec<i32>, ProcError> {
+    let entries =
+        fs::read_dir(proc).map_err(|source| ProcError::Read { path: proc.display().to_string(), source })?;
+    let number = |entry: io::Result<fs::DirEntry>| entry.ok()?.file_name().to_str()?.parse().ok();
+    let mut pids: Vec<i32> = entries.filter_map(number).filter(|pid| *pid > 0).collect();
+    pids.sort_unstable();
+    Ok(pids)
+}
+
+/// The name of a process, sanitized: it is the process's to choose.
+pub fn read_name(proc: &Path, pid: i32) -> Result<String, ProcError> {
+    let path = proc.join(pid.to_string()).join("comm");
+    Ok(sanitize_short(&read(path.display().to_string(), pid > 0, STAT_LIMIT)?))
+}
+
+/// CPUs that a thread may run on.
+pub fn read_allowed(pid: i32, tid: i32) -> Result<CpuSet, ProcError> {
+    let status = read_thread(pid, tid, "status", STATUS_LIMIT)?;
+    let list = allowed_list(&status);
+    list.parse::<CpuSet>().map_err(|reason| {
+        value(format!("/proc/{pid}/task/{tid}/status"), "Cpus_allowed_list", list, reason.to_string())
+    })
+}
+
+/// Nodes that a process may have memory of, as its cpuset says.
+pub fn read_allowed_nodes(pid: i32) -> Result<CpuSet, ProcError> {
+    let status = read_process(pid, "status", STATUS_LIMIT)?;
+    let list = status_field(&status, "Mems_allowed_list");
+    list.parse::<CpuSet>()
+        .map_err(|reason| value(format!("/proc/{pid}/status"), "Mems_allowed_list", list, reason.to_string()))
+}
+
+/// CPUs that a thread may run on and that are online, as the kernel gives them: cheap to read and to compare.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Affinity(Vec<libc::c_ulong>);
+
+impl Affinity {
+    /// Reads them for the thread with this TID, which may belong to any process: check afterwards that it is the intended one.
+    /// Much cheaper than [`read_allowed`].
+    pub fn of(tid: i32) -> Result<Self, ProcError> {
+        let path = || format!("/proc/{tid}");
+        // 0 stands for the caller.
+        if tid <= 0 {
+            return Err(ProcError::Gone { path: path() });
+        }
+        let mut mask = [0 as libc::c_ulong; CPUS / libc::c_ulong::BITS as usize];
+        // SAFETY: the kernel writes at most the given number of bytes, all of which are in `mask`.
+        let length =
+            unsafe { libc::syscall(libc::SYS_sched_getaffinity, tid, size_of_val(&mask), mask.as_mut_ptr()) };
+        if length < 0 {
+            let source = io::Error::last_os_error();
+            return Err(match is_gone(&source) {
+                true => ProcError::Gone { path: path() },
+                false => ProcError::Read { path: path(), source },
+            });
+        }
+        let written = length.unsigned_abs() as usize / size_of::<libc::c_ulong>();
+        Ok(Self(mask[..written.min(mask.len())].to_vec()))
+    }
+
+    /// The CPUs.
+    pub fn cpus(&self) -> CpuSet {
+        let bits = |(index, word): (usize, &libc::c_ulong)| {
+            let (word, first) = (*word, index as CpuId * libc::c_ulong::BITS);
+            (0..libc::c_ulong::BITS).filter(move |bit| word >> bit & 1 == 1).map(move |bit| first + bit)
+        };
+        self.0.iter().enumerate().filter(|(_, word)| **word != 0).flat_map(bits).collect()
+    }
+}
+
+/// The CPU that a thread runs on, or ran on last.
+pub fn read_last_cpu(pid: i32, tid: i32) -> Result<CpuId, ProcError> {
+    let stat = read_thread(pid, tid, "stat", STAT_LIMIT)?;
+    last_cpu(&stat).ok_or_else(|| {
+        let path = format!("/proc/{pid}/task/{tid}/stat");
+        value(path, "processor (field 39)", &stat, "no CPU number".to_owned())
+    })
+}
+
+/// When a thread started, in clock ticks since boot. Number and start time together are unique.
+pub fn read_start_time(pid: i32, tid: i32) -> Result<u64, ProcError> {
+    let stat = read_thread(pid, tid, "stat", STAT_LIMIT)?;
+    start_time(&stat).ok_or_else(|| {
+        let path = format!("/proc/{pid}/task/{tid}/stat");
+        value(path, "starttime (field 22)", &stat, "no number".to_owned())
+    })
+}
+
+/// Times of a thread since it began, nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CpuTimes {
+    /// On a CPU.
+    pub ran_ns: u64,
+    /// Ready to run, without a CPU.
+    pub waited_ns: u64,
+}
+
+/// How long a thread ran and waited for a CPU.
+pub fn read_cpu_times(pid: i32, tid: i32) -> Result<CpuTimes, ProcError> {
+    let text = read_thread(pid, tid, "schedstat", STAT_LIMIT)?;
+    cpu_times(&text).ok_or_else(|| {
+        let path = format!("/proc/{pid}/task/{tid}/schedstat");
+        value(path, "run and wait time (fields 1 and 2)", &text, "no numbers".to_owned())
+    })
+}
+
+/// What the scheduler knows of a thread: the CPU that it runs on or ran on last, and whether its class is a real-time one.
+pub fn read_cpu_and_class(pid: i32, tid: i32) -> Result<(CpuId, bool), ProcError> {
+    let stat = read_thread(pid, tid, "stat", STAT_LIMIT)?;
+    last_cpu(&stat).zip(real_time(&stat)).ok_or_else(|| {
+        let path = format!("/proc/{pid}/task/{tid}/stat");
+        value(path, "processor or policy (fields 39 and 41)", &stat, "no numbers".to_owned())
+    })
+}
+
+/// The control group of a thread in the hierarchy of cgroup v2, as a path from its root. `None`: that is not in use.
+pub fn read_cgroup(pid: i32, tid: i32) -> Result<Option<String>, ProcError> {
+    let text = read_thread(pid, tid, "cgroup", CGROUP_LIMIT)?;
+    let Some(path) = cgroup_path(&text) else { return Ok(None) };
+    if !path.starts_with('/') {
+        let file = format!("/proc/{pid}/task/{tid}/cgroup");
+        return Err(value(file, "path of cgroup v2", path, "must begin with /".to_owned()));
+    }
+    Ok(Some(path.to_owned()))
+}
+
+fn value(path: String, field: &'static str, value: &str, reason: String) -> ProcError {
+    ProcError::Value { path, field, value: sanitize_short(value), reason }
+}
+
+/// A field of a `stat` file, counted from 1 as proc(5) does. The name (field 2) may contain anything, parentheses and
+/// line breaks included, so fields are counted from its end.
+fn stat_field(stat: &str, field: usize) -> Option<&str> {
+    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(field.checked_sub(3)?)
+}
+
+/// Field 3 of a `stat` file: what the process does, in a letter.
+pub fn state(stat: &str) -> Option<&str> {
+    stat_field(stat, 3)
+}
+
+/// Field 22 of a `stat` file: when it started.
+pub fn start_time(stat: &str) -> Option<u64> {
+    stat_field(stat, 22)?.parse().ok()
+}
+
+/// Field 39 of a `stat` file: the CPU that it runs on, or ran on last.
+pub fn last_cpu(stat: &str) -> Option<CpuId> {
+    stat_field(stat, 39)?.parse().ok()
+}
+
+/// Field 41 of a `stat` file: is it SCHED_FIFO, SCHED_RR or SCHED_DEADLINE?
+pub fn real_time(stat: &str) -> Option<bool> {
+    Some(is_real_time(stat_field(stat, 41)?.parse().ok()?))
+}
+
+/// Is this policy of the scheduler SCHED_FIFO, SCHED_RR or SCHED_DEADLINE?
+pub fn is_real_time(policy: u32) -> bool {
+    matches!(policy, 1 | 2 | 6)
+}
+
+/// A `schedstat` file: time on a CPU, time ready to run, number of times that it was put on a CPU.
+pub fn cpu_times(schedstat: &str) -> Option<CpuTimes> {
+    let mut fields = schedstat.split_ascii_whitespace().map(str::parse);
+    let mut next = || fields.next()?.ok();
+    Some(CpuTimes { ran_ns: next()?, waited_ns: next()? })
+}
+
+/// The path of cgroup v2 in a `cgroup` file.
+pub fn cgroup_path(cgroup: &str) -> Option<&str> {
+    cgroup.lines().find_map(|line| line.strip_prefix("0::"))
+}
+
+/// A field of a `status` file; empty if there is none. The name, in the first line, has its line breaks escaped by the
+/// kernel.
+fn status_field<'a>(status: &'a str, key: &str) -> &'a str {
+    let field = |line: &'a str| line.strip_prefix(key)?.strip_prefix(':');
+    status.lines().find_map(field).unwrap_or_default().trim()
+}
+
+/// `Cpus_allowed_list` of a `status` file; empty if there is none.
+pub fn allowed_list(status: &str) -> &str {
+    status_field(status, "Cpus_allowed_list")
+}
+
+/// `NSpid` of a `status` file: the number in each PID namespace, from that of `/proc` to the innermost, its own.
+pub fn namespace_numbers(status: &str) -> Vec<i32> {
+    status_field(status, "NSpid").split_ascii_whitespace().map_while(|number| number.parse().ok()).collect()
+}
+
+/// `Uid` of a `status` file: the process's own user, the one by whose rights it acts, the saved one, and that of the file system.
+pub fn users(status: &str) -> Option<[u32; 4]> {
+    let mut users = status_field(status, "Uid").split_ascii_whitespace().map(|user| user.parse().ok());
+    let mut next = || users.next()?;
+    Some([next()?, next()?, next()?, next()?])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn fields_are_found_behind_a_hostile_name() {
+        let numbers: Vec<String> = (4..=52).map(|field| (field * 10).to_string()).collect();
+        let stat = format!("77 (a) R 1) 2\n(x) S {}", numbers.join(" "));
+        assert_eq!((state(&stat), start_time(&stat), last_cpu(&stat)), (Some("S"), Some(220), Some(390)));
+        for short in ["", "77", "77 (a)", "77 (a) S 1 2 3", "77 (a) \u{fffd}"] {
+            assert_eq!((start_time(short), last_cpu(short)), (None, None), "{short}");
+        }
+    }
+
+    #[test]
+    fn fields_of_status() {
+        let status = "Name:\tx\nCpus_allowed:\t3\nCpus_allowed_list:\t0-1,4\nNSpid:\t4711\t12\t1\n";
+        assert_eq!(allowed_list(status), "0-1,4");
+        assert_eq!(namespace_numbers(status), [4711, 12, 1]);
+        assert_eq!((allowed_list("Name: x"), namespace_numbers("NSpid:\t7 x 8")), ("", vec![7]));
+        assert_eq!(users("Name:\tx\nUid:\t1\t2\t3\t4\nGid:\t5"), Some([1, 2, 3, 4]));
+        assert_eq!((users("Uid:\t1\t2\t3"), users("Uid:\t1\t-2\t3\t4"), users("")), (None, None, None));
+    }
+
+    #[test]
+    fn the_control_group_is_that_of_cgroup_v2() {
+        let mixed = "12:cpu,cpuacct:/a\n1:name=systemd:/0::/b\n0::/machine.slice/vm 1.scope\n";
+        assert_eq!(cgroup_path(mixed), Some("/machine.slice/vm 1.scope"));
+        assert_eq!(
+            (cgroup_path("0::/"), cgroup_path("4:cpu:/x\n"), cgroup_path("")),
+            (Some("/"), None, None)
+        );
+        let (pid, tid) = (std::process::id().cast_signed(), nix::unistd::gettid().as_raw());
+        let own = read_cgroup(pid, tid).unwrap();
+        assert!(own.is_none_or(|path| path.starts_with('/')));
+        assert!(matches!(read_cgroup(1, i32::MAX), Err(ProcError::Gone { .. })));
+    }
+
+    #[test]
+    fn times_and_classes_are_read() {
+        assert_eq!(cpu_times("12 34 5\n"), Some(CpuTimes { ran_ns: 12, waited_ns: 34 }));
+        assert_eq!((cpu_times("12"), cpu_times("a b c"), cpu_times("")), (None, None, None));
+        let stat = |policy: u32| {
+            let numbers: Vec<String> =
+                (4..=52).map(|field| if field == 41 { policy } else { 0 }.to_string()).collect();
+            format!("7 (x) S {}", numbers.join(" "))
+        };
+        assert_eq!(
+            [0, 1, 2, 3, 5, 6].map(|policy| real_time(&stat(policy))),
+            [Some(false), Some(true), Some(true), Some(false), Some(false), Some(true)]
+        );
+        assert_eq!(real_time("7 (x) S 1"), None);
+        let (pid, tid) = (std::process::id().cast_signed(), nix::unistd::gettid().as_raw());
+        let before = read_cpu_times(pid, tid).unwrap();
+        let sum = (0..3_000_000_u64).fold(0, |sum, n| std::hint::black_box(sum ^ n));
+        std::hint::black_box(sum);
+        // The kernel counts at a tick, or when the thread leaves its CPU.
+        std::thread::sleep(std::time::Duration::from_millis(1));
+        assert!(read_cpu_times(pid, tid).unwrap().ran_ns > before.ran_ns);
+        assert!(!read_cpu_and_class(pid, tid).unwrap().1);
+        assert!(matches!(read_cpu_times(1, i32::MAX), Err(ProcError::Gone { .. })));
+    }
+
+    #[test]
+    fn this_thread_is_known_and_others_are_gone() {
+        let (pid, tid) = (std::process::id().cast_signed(), nix::unistd::gettid().as_raw());
+        assert!(threads(pid).unwrap().contains(&tid) && thread_exists(pid, tid));
+        assert!(read_allowed(pid, tid).unwrap().contains(read_last_cpu(pid, tid).unwrap()));
+        assert_eq!(Affinity::of(tid).unwrap().cpus(), read_allowed(pid, tid).unwrap());
+        for gone in [0, -1, i32::MAX] {
+            assert!(matches!(Affinity::of(gone), Err(ProcError::Gone { .. })), "{gone}");
+        }
+        assert_eq!(read_start_time(pid, tid).unwrap(), read_start_time(pid, tid).unwrap());
+        for (pid, tid) in [(0, 1), (-1, -1), (1, i32::MAX), (pid, 0)] {
+            assert!(matches!(read_allowed(pid, tid), Err(ProcError::Gone { .. })), "{pid} {tid}");
+            assert!(!thread_exists(pid, tid));
+        }
+        let error = read_last_cpu(1, i32::MAX).unwrap_err().to_string();
+        assert_eq!(error, "/proc/1/task/2147483647/stat: no such process or thread");
+        assert!(matches!(threads(i32::MAX), Err(ProcError::Gone { .. })));
+    }
+
+    #[test]
+    fn a_kept_file_is_of_its_process_only() {
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let kept = KeptFile::of_main_thread(child.id().cast_signed(), "stat").unwrap();
+        let began = start_time(&kept.read().unwrap());
+        assert_eq!(start_time(&kept.read().unwrap()), began);
+        assert!(began.is_some());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(matches!(kept.read(), Err(ProcError::Gone { .. })));
+        assert!(matches!(KeptFile::of_main_thread(i32::MAX, "stat"), Err(ProcError::Gone { .. })));
+    }
+
+    #[test]
+    fn files_are_read_up_to_the_limit() {
+        let pid = std::process::id().cast_signed();
+        assert_eq!(read_process(pid, "status", 5).unwrap(), "Name:");
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_survived(text in "(.|[0-9() \\n:\\t]|NSpid:){0,200}") {
+            let _ = (state(&text), start_time(&text), last_cpu(&text), allowed_list(&text));
+            let _ = (namespace_numbers(&text), real_time(&text), cpu_times(&text), cgroup_path(&text));
+        }
+    }
+}

@@ -1,0 +1,457 @@
+use super::*;
+use std::collections::BTreeMap;
+use vnuma_api::{Generation, GuestNode, Publication, RefusedGeneration};
+use vnuma_model::DistanceMatrix;
+
+fn daemon(source: &str) -> Daemon {
+    let bpf = source == "bpf";
+    Daemon {
+        version: "1".into(),
+        pid: 1,
+        location_source: source.into(),
+        why_not_bpf: (!bpf).then(|| "no BTF".into()),
+        affinity_events: bpf,
+        location_events_lost: 0,
+        replug_after_s: None,
+        policy: "off".into(),
+        policy_period_ms: 1000,
+        counters: Counters { source: "per-node".into(), ..Counters::default() },
+        places: scheduler(None),
+        libvirt: Vec::new(),
+        watchers: 0,
+        watchers_dropped: 0,
+    }
+}
+
+fn scheduler(why_not: Option<&str>) -> PlaceSetting {
+    let mechanism = PlaceSetting::SCHEDULER.to_owned();
+    PlaceSetting { mechanism, why_not: why_not.map(str::to_owned), ..PlaceSetting::default() }
+}
+
+#[test]
+fn how_places_are_set_is_named_with_why_it_is_not_better() {
+    let check = |places: PlaceSetting| {
+        let checks = examine(&Daemon { places, ..daemon("bpf") }, &HostTopology::default(), &[]);
+        (found(&checks, "places"), text(&checks))
+    };
+    assert_eq!(check(scheduler(None)).0, ("sched_ext, partial".into(), Level::Best));
+    let full = PlaceSetting { full: true, ..scheduler(None) };
+    assert_eq!(check(full).0, ("sched_ext, full".into(), Level::Best));
+    let (found, shown) = check(scheduler(Some("thread 7 has scheduling class 3")));
+    assert_eq!(found, ("sched_ext, partial; affinity for some vCPUs".into(), Level::Reduced));
+    assert!(shown.contains("thread 7 has scheduling class 3"), "{shown}");
+    let (found, shown) = check(PlaceSetting::affinity("no sched_ext scheduler is loaded".into()));
+    assert_eq!(found, ("affinity".into(), Level::Reduced));
+    assert!(shown.contains("no sched_ext scheduler is loaded") && shown.contains("run scx_vnuma"), "{shown}");
+}
+
+#[test]
+fn a_libvirt_that_does_not_answer_is_named() {
+    let connection = |problem: Option<&str>| LibvirtConnection {
+        uri: "qemu:///system".into(),
+        problem: problem.map(str::to_owned),
+    };
+    let check = |libvirt| {
+        let checks = examine(&Daemon { libvirt, ..daemon("bpf") }, &HostTopology::default(), &[]);
+        (checks.iter().any(|check| check.check == "libvirt"), text(&checks))
+    };
+    assert!(!check(Vec::new()).0, "nobody wants it");
+    let (_, shown) = check(vec![connection(None)]);
+    assert!(shown.contains("qemu:///system") && !shown.contains("virsh"), "{shown}");
+    let (_, shown) = check(vec![connection(Some("qemu:///system: not connected to libvirt: it is off"))]);
+    assert!(shown.contains("missing") && shown.contains("it is off") && shown.contains("virsh"), "{shown}");
+}
+
+#[test]
+fn how_threads_are_read_is_named_while_they_are_read() {
+    let check = |read_by: &str, why_files: Option<&str>| {
+        let (read_by, why_files) = (read_by.to_owned(), why_files.map(str::to_owned));
+        let counters = Counters { read_by, why_files, ..Counters::default() };
+        let checks = examine(&Daemon { counters, ..daemon("bpf") }, &HostTopology::default(), &[]);
+        let shown = text(&checks);
+        checks.iter().any(|check| check.check == "readings").then(|| (found(&checks, "readings"), shown))
+    };
+    assert!(check("", None).is_none());
+    assert_eq!(check("bpf", None).expect("shown").0, ("bpf".into(), Level::Best));
+    let (found, shown) = check("bpf", Some("no symbols")).expect("shown");
+    assert_eq!(found, ("bpf, /proc/stat for CPUs".into(), Level::Reduced));
+    assert!(shown.contains("no symbols"), "{shown}");
+    let (found, shown) = check("files", Some("the kernel has no BTF")).expect("shown");
+    assert_eq!(found, ("files".into(), Level::Reduced));
+    assert!(shown.contains("the kernel has no BTF") && shown.contains("6.10"), "{shown}");
+}
+
+#[test]
+fn the_source_of_counters_is_named_with_why_it_is_not_better() {
+    let check = |counters: Counters| {
+        let checks = examine(&Daemon { counters, ..daemon("bpf") }, &HostTopology::default(), &[]);
+        (found(&checks, "counters"), text(&checks))
+    };
+    let counters = |source: &str, passed_over: &[&str]| Counters {
+        source: source.into(),
+        passed_over: passed_over.iter().map(|&why| why.to_owned()).collect(),
+        ..Counters::default()
+    };
+    assert_eq!(
+        check(counters("local-remote", &["per-node: no events"])).0,
+        ("local-remote".into(), Level::Best)
+    );
+    let (found, shown) = check(counters("generic", &["per-node: no such events"]));
+    assert_eq!(found, ("generic".into(), Level::Reduced));
+    assert!(shown.contains("per-node: no such events"), "{shown}");
+    let (found, shown) = check(counters("none", &["generic: not permitted"]));
+    assert_eq!(found, ("none".into(), Level::Reduced));
+    assert!(shown.contains("nothing can be counted") && shown.contains("not permitted"), "{shown}");
+    let why_failed = Some("too many open files".to_owned());
+    let (found, shown) = check(Counters { threads: 9, failed: 2, why_failed, ..counters("generic", &[]) });
+    assert_eq!(found, ("generic, 2 of 9 threads are not counted".into(), Level::Reduced));
+    assert!(shown.contains("too many open files"), "{shown}");
+    let (found, shown) =
+        check(Counters { threads: 9, shared: 3, least_permille: Some(125), ..counters("per-node", &[]) });
+    assert_eq!(found, ("per-node, 3 of 9 threads share counters with others".into(), Level::Reduced));
+    assert!(shown.contains("for 12.5 % of its time") && shown.contains("nmi_watchdog"), "{shown}");
+    let given_up = vec!["per-node".to_owned()];
+    let (found, shown) =
+        check(Counters { given_up, ..counters("local-remote", &["per-node: it counted nothing"]) });
+    assert_eq!(found, ("local-remote, instead of per-node".into(), Level::Reduced));
+    assert!(shown.contains("it counted nothing") && shown.contains("nmi_watchdog"), "{shown}");
+    let blind =
+        Counters { why_no_idle_times: Some("/proc/stat: missing".into()), ..counters("per-node", &[]) };
+    let (found, shown) = check(blind);
+    assert_eq!(found, ("per-node".into(), Level::Reduced));
+    assert!(shown.contains("/proc/stat: missing"), "{shown}");
+    let why = Some("/sys/fs/cgroup/a/cpu.weight: `x`: not a number".into());
+    let (found, shown) = check(Counters { why_no_groups: why, ..counters("per-node", &[]) });
+    assert_eq!(found, ("per-node".into(), Level::Reduced));
+    assert!(shown.contains("taken to be the kernel's defaults: /sys/fs/cgroup/a/cpu.weight: `x`"), "{shown}");
+}
+
+#[test]
+fn samples_are_shown_if_they_are_wanted() {
+    let check = |counters: Counters| {
+        let checks = examine(&Daemon { counters, ..daemon("bpf") }, &HostTopology::default(), &[]);
+        (checks.iter().any(|check| check.check == "samples"), text(&checks))
+    };
+    assert!(!check(Counters::default()).0);
+    let (shown, text) = check(Counters { samples: true, ..Counters::default() });
+    assert!(shown && text.contains("could not run"), "{text}");
+    let why = Some("no IBS: /sys/x".to_owned());
+    let (shown, text) = check(Counters { why_no_samples: why, ..Counters::default() });
+    assert!(shown && text.contains("no IBS: /sys/x") && text.contains("policy.samples"), "{text}");
+}
+
+fn vm(name: &str, homes: &[Option<u32>]) -> Vm {
+    let node = |(id, home): (usize, &Option<u32>)| GuestNode {
+        id: id as u32,
+        home: *home,
+        memory_bytes: 1 << 30,
+        displaced_bytes: None,
+        bound: None,
+    };
+    Vm {
+        name: name.into(),
+        pid: Some(7),
+        backend: "qmp".into(),
+        described: true,
+        hypervisor: Hypervisor::Answers,
+        attached: true,
+        channel: ChannelState::Attached,
+        attach_on_arrival: false,
+        run_state: Some("running".into()),
+        problem: None,
+        nodes: homes.iter().enumerate().map(node).collect(),
+        distances: DistanceMatrix::default(),
+        vcpus: Vec::new(),
+        publication: Publication {
+            generation: Some(Generation(5)),
+            acknowledged: Some(Generation(5)),
+            driver_mode: Some(DriverMode::Fast),
+            driver_version: Some("1.2.3".into()),
+            ..Publication::default()
+        },
+        devices: Vec::new(),
+        spare_slots: BTreeMap::new(),
+    }
+}
+
+fn found(checks: &[Check], name: &str) -> (String, Level) {
+    let check = checks.iter().find(|check| check.check == name).unwrap_or_else(|| panic!("no {name}"));
+    assert_eq!(check.level == Level::Best, check.why.is_none() && check.remedy.is_none(), "{check:?}");
+    (check.capability.clone(), check.level)
+}
+
+#[test]
+fn at_the_top_nothing_is_left_to_do() {
+    let checks = examine(&daemon("bpf"), &HostTopology::default(), &[vm("web", &[Some(0), Some(1)])]);
+    assert!(checks.iter().all(|check| check.level == Level::Best), "{checks:?}");
+    assert_eq!(checks.len(), 12);
+    assert!(!text(&checks).contains("remedy"));
+}
+
+#[test]
+fn a_policy_of_qemu_that_brings_pages_back_is_named_with_what_avoids_it() {
+    let mut vm = vm("web", &[Some(0), Some(1)]);
+    let of = |vm: &Vm| examine(&daemon("bpf"), &HostTopology::default(), std::slice::from_ref(vm));
+    for bound in [None, Some(0)] {
+        vm.nodes[0].bound = bound;
+        assert!(of(&vm).iter().all(|check| check.check != "binding"), "{bound:?}");
+    }
+    vm.nodes[0].bound = Some(3);
+    assert_eq!(found(&of(&vm), "binding"), ("elsewhere".into(), Level::Reduced));
+    let text = self::text(&of(&vm));
+    assert!(text.contains("new pages of guest node 0 from host node 3, and its home is 0"), "{text}");
+    assert!(
+        text.contains("without policy= and host-nodes=") && text.contains("--guest-node 0 --node 3"),
+        "{text}"
+    );
+}
+
+#[test]
+fn displaced_memory_is_named_before_a_device_pins_it() {
+    let mut vm = vm("web", &[Some(0), Some(1)]);
+    let of = |vm: &Vm| examine(&daemon("bpf"), &HostTopology::default(), std::slice::from_ref(vm));
+    vm.nodes[0].displaced_bytes = Some(0);
+    assert!(of(&vm).iter().all(|check| check.check != "memory"), "of node 1 it is not known");
+    vm.nodes[1].displaced_bytes = Some(0);
+    assert_eq!(found(&of(&vm), "memory"), ("at home".into(), Level::Best));
+    vm.nodes[1].displaced_bytes = Some(300 << 20);
+    assert_eq!(found(&of(&vm), "memory"), ("displaced".into(), Level::Reduced));
+    let text = self::text(&of(&vm));
+    let why = "VM web, memory: 300 MiB of guest node 1 are not on its home, of 2048 MiB in all; the first passthrough device pins";
+    assert!(text.contains(why) && text.contains("migratepages 7 FROM HOME"), "{text}");
+    assert!(text.contains("`vnumactl memory web --set both`"), "{text}");
+    vm.devices = vec![vnuma_api::VmDevice {
+        host: "0000:81:00.0".into(),
+        host_node: Some(1),
+        guest: None,
+        guest_node: None,
+        acked_node: None,
+        target_node: None,
+        state: vnuma_api::VcpuState::Unknown,
+    }];
+    let text = self::text(&of(&vm));
+    assert!(text.contains("its passthrough devices have pinned them there"), "{text}");
+    assert!(!text.contains("migratepages"), "{text}");
+}
+
+#[test]
+fn every_lesser_capability_says_why_and_what_to_do() {
+    let checks = examine(&daemon("poll"), &HostTopology::default(), &[]);
+    assert_eq!(found(&checks, "locations"), ("poll".into(), Level::Reduced));
+    assert_eq!(found(&checks, "affinity"), ("resync".into(), Level::Reduced));
+    let remedy = |daemon: Daemon| {
+        let checks = examine(&daemon, &HostTopology::default(), &[]);
+        let check = checks.into_iter().find(|check| check.check == "affinity");
+        check.and_then(|check| check.remedy).expect("a remedy")
+    };
+    assert!(remedy(daemon("poll")).starts_with("BPF locations"));
+    let blind = Daemon { affinity_events: false, ..daemon("bpf") };
+    assert!(remedy(blind).starts_with("a kernel in which BPF can trace"), "BPF is in use already");
+    let of = |vm: Vm| examine(&daemon("bpf"), &HostTopology::default(), &[vm]);
+    assert_eq!(found(&of(vm("a", &[])), "guest nodes"), ("none".into(), Level::Missing));
+    assert_eq!(found(&of(vm("a", &[Some(1)])), "guest nodes"), ("one".into(), Level::Reduced));
+    let homes = [
+        (vec![Some(1), Some(1)], "shared", Level::Reduced),
+        (vec![Some(1), None], "some unknown", Level::Reduced),
+        (vec![None, None], "some unknown", Level::Missing),
+    ];
+    for (homes, capability, level) in homes {
+        assert_eq!(found(&of(vm("a", &homes)), "homes"), (capability.into(), level));
+    }
+    for (channel, capability) in [(ChannelState::None, "none"), (ChannelState::Lost, "lost")] {
+        let checks = of(Vm { channel, ..vm("a", &[Some(0), Some(1)]) });
+        assert_eq!(found(&checks, "channel"), (capability.into(), Level::Missing));
+        assert!(checks.iter().all(|check| check.check != "driver"), "a driver without a channel");
+        assert!(text(&checks).contains("vnumactl attach a"));
+    }
+    let spare_slots = BTreeMap::from([(1, 2)]);
+    let checks = of(Vm { channel: ChannelState::None, spare_slots, ..vm("a", &[Some(0), Some(1)]) });
+    assert_eq!(found(&checks, "channel"), ("replug".into(), Level::Reduced));
+    assert!(text(&checks).contains("vnumactl replug a --vcpu N"));
+    let spare_slots = BTreeMap::from([(1, 2)]);
+    let spare = Vm { channel: ChannelState::None, spare_slots, ..vm("a", &[Some(0), Some(1)]) };
+    let daemon = Daemon { replug_after_s: Some(7), ..daemon("bpf") };
+    let checks = examine(&daemon, &HostTopology::default(), &[spare]);
+    assert!(text(&checks).contains("vnumad replugs vCPUs after 7 s"), "{}", text(&checks));
+}
+
+#[test]
+fn the_driver_is_checked_by_what_the_guest_reports() {
+    let check = |change: &dyn Fn(&mut Publication)| {
+        let mut vm = vm("a", &[Some(0), Some(1)]);
+        change(&mut vm.publication);
+        let checks = examine(&daemon("bpf"), &HostTopology::default(), &[vm]);
+        (found(&checks, "driver"), text(&checks))
+    };
+    let level = |change: &dyn Fn(&mut Publication)| check(change).0;
+    let none = level(&|publication| publication.driver_version = None);
+    assert_eq!(none, ("none".into(), Level::Missing));
+    let pending = level(&|publication| publication.acknowledged = Some(Generation(4)));
+    assert_eq!(pending, ("pending".into(), Level::Reduced));
+    let safe = level(&|publication| publication.driver_mode = Some(DriverMode::Safe));
+    assert_eq!(safe, ("safe".into(), Level::Reduced));
+
+    let refused = |generation, acknowledged| {
+        check(&move |publication| {
+            let generation = Generation(generation);
+            publication.refused = Some(RefusedGeneration { generation, errno: 95 });
+            publication.acknowledged = acknowledged;
+        })
+    };
+    let (found, text) = refused(5, None);
+    assert_eq!(found, ("refused".into(), Level::Missing));
+    let why = "refused generation 0000000000000005, or applied it in part only: Operation not supported (errno 95)\n";
+    assert!(text.contains(why), "{text}");
+    assert_eq!(refused(5, Some(Generation(4))).0, ("refused".into(), Level::Reduced));
+    // An earlier one that was refused says nothing about the present one.
+    assert_eq!(refused(4, Some(Generation(5))).0, ("fast".into(), Level::Best));
+    assert_eq!(refused(4, Some(Generation(3))).0, ("pending".into(), Level::Reduced));
+}
+
+#[test]
+fn a_guest_that_stands_still_is_named() {
+    for (state, problem, level) in [
+        ("paused", None, Level::Reduced),
+        ("inmigrate", None, Level::Reduced),
+        ("internal-error", Some("the reason"), Level::Missing),
+        ("new-in-qemu-99", None, Level::Missing),
+    ] {
+        let run_state = Some(state.to_owned());
+        let vm = Vm { run_state, problem: problem.map(str::to_owned), ..vm("a", &[Some(0), Some(1)]) };
+        let checks = examine(&daemon("bpf"), &HostTopology::default(), &[vm]);
+        assert_eq!(found(&checks, "guest"), (state.into(), level));
+        assert!(problem.is_none_or(|problem| text(&checks).contains(problem)));
+    }
+}
+
+#[test]
+fn a_hypervisor_that_cannot_be_asked_is_named_with_what_to_do() {
+    for (hypervisor, pid, capability, remedy) in [
+        (Hypervisor::Stopped, Some(7), "stopped, observed only", "kill -CONT 7"),
+        (Hypervisor::Debugged, Some(7), "debugged, observed only", "detach the debugger"),
+        (Hypervisor::Silent, Some(7), "silent, observed only", "end the other client"),
+        (Hypervisor::Silent, None, "silent", "a QMP socket of its own"),
+        (Hypervisor::Lost, Some(7), "lost, observed only", "tries again"),
+        (Hypervisor::Lost, None, "lost", "start the VM"),
+    ] {
+        let problem = Some("the reason".to_owned());
+        let known = pid.is_some();
+        let vm = Vm { hypervisor, pid, problem, described: known, ..vm("a", &[Some(0), Some(1)]) };
+        let checks = examine(&daemon("bpf"), &HostTopology::default(), &[vm]);
+        let level = if known { Level::Reduced } else { Level::Missing };
+        assert_eq!(found(&checks, "connection"), (capability.into(), level));
+        let text = text(&checks);
+        assert!(text.contains("connection: the reason\n") && text.contains(remedy), "{text}");
+        assert_eq!(checks.iter().any(|check| check.check == "homes"), known);
+    }
+}
+
+/// A QMP socket is no help to a domain, which has none.
+#[test]
+fn a_domain_that_cannot_be_asked_leads_to_libvirt() {
+    let of = |hypervisor, pid, problem: Option<&str>| {
+        let problem = problem.map(str::to_owned);
+        let vm = Vm { backend: "libvirt".into(), hypervisor, pid, problem, ..vm("a", &[Some(0), Some(1)]) };
+        let checks = examine(&daemon("bpf"), &HostTopology::default(), &[vm]);
+        (found(&checks, "connection"), text(&checks))
+    };
+    let (answers, shown) = of(Hypervisor::Answers, Some(7), None);
+    assert_eq!(answers, ("libvirt".into(), Level::Best));
+    assert!(!shown.to_lowercase().contains("qmp"), "{shown}");
+    for (hypervisor, pid, capability, remedy) in [
+        (Hypervisor::Stopped, Some(7), "stopped, observed only", "kill -CONT 7"),
+        (Hypervisor::Silent, Some(7), "silent, observed only", "answers `virsh -c URI list`"),
+        (Hypervisor::Lost, Some(7), "lost, observed only", "vnumad tries again by itself"),
+        (Hypervisor::Lost, None, "lost", "the domain and its file are as vnumad says"),
+    ] {
+        let (check, shown) = of(hypervisor, pid, Some("the reason"));
+        assert_eq!(check.0, capability);
+        assert!(shown.contains(remedy) && !shown.to_lowercase().contains("qmp"), "{shown}");
+    }
+}
+
+#[test]
+fn of_two_vms_with_one_name_it_is_said_that_one_needs_another() {
+    for backend in ["qmp", "libvirt"] {
+        let problem = "its name `web` is taken by the VM at libvirt:u@qemu:///system";
+        let (problem, backend) = (Some(problem.to_owned()), backend.to_owned());
+        let name = "libvirt:v@qemu:///session";
+        let vm = Vm {
+            backend,
+            hypervisor: Hypervisor::Lost,
+            pid: None,
+            described: false,
+            problem,
+            ..vm(name, &[])
+        };
+        let shown = text(&examine(&daemon("bpf"), &HostTopology::default(), &[vm]));
+        assert!(
+            shown.contains(name) && shown.contains("remedy: give one of the two VMs another name"),
+            "{shown}"
+        );
+        assert!(!shown.contains("start the VM") && !shown.contains("virsh"), "{shown}");
+    }
+}
+
+#[test]
+fn what_keeps_a_vm_from_another_host_leads_to_the_ways_there() {
+    let of = |vm: Vm| examine(&daemon("bpf"), &HostTopology::default(), &[vm]);
+    let good = || vm("a", &[Some(0), Some(1)]);
+    assert_eq!(found(&of(good()), "migration"), ("vnumactl migrate".into(), Level::Best));
+    let detached = of(Vm { channel: ChannelState::None, ..good() });
+    assert!(detached.iter().all(|check| check.check != "migration"), "nothing keeps it");
+    let domain = of(Vm { backend: "libvirt".into(), ..good() });
+    assert_eq!(found(&domain, "migration"), ("vnumactl migrate only".into(), Level::Reduced));
+    let with_option = Vm { backend: "libvirt".into(), pid: Some(7), ..good() };
+    let with_option = examine_with(&daemon("bpf"), &HostTopology::default(), &[with_option], &|pid| pid == 7);
+    assert_eq!(found(&with_option, "migration"), ("any tool".into(), Level::Best));
+    let problem = vnuma_api::LibvirtConnection {
+        uri: "/run/vnuma/libvirt/channel.sock".into(),
+        problem: Some("process 7 serves it as well".into()),
+    };
+    let not_served = Daemon { libvirt: vec![problem], ..daemon("bpf") };
+    let attached = Vm { backend: "libvirt".into(), pid: Some(7), ..good() };
+    let not_served = examine_with(&not_served, &HostTopology::default(), &[attached], &|_| true);
+    assert_eq!(found(&not_served, "migration"), ("vnumactl migrate only".into(), Level::Reduced));
+    let device = vnuma_api::VmDevice {
+        host: "0000:81:00.0".into(),
+        host_node: None,
+        guest: None,
+        guest_node: None,
+        acked_node: None,
+        target_node: None,
+        state: vnuma_api::VcpuState::Unknown,
+    };
+    let pinned = of(Vm { devices: vec![device], ..good() });
+    assert_eq!(found(&pinned, "migration"), ("none".into(), Level::Missing));
+    let waits = of(Vm { run_state: Some("inmigrate".into()), ..good() });
+    for checks in [domain, pinned, waits] {
+        assert!(text(&checks).contains("docs/migration.md"), "{}", text(&checks));
+    }
+}
+
+#[test]
+fn a_domain_that_apparmor_keeps_from_the_channel_is_named_with_what_to_do() {
+    let domain = |name: &str, pid| Vm {
+        backend: "libvirt".into(),
+        channel: ChannelState::None,
+        pid: Some(pid),
+        ..vm(name, &[Some(0), Some(1)])
+    };
+    let denied = |pid| (pid != 2).then(|| format!("libvirt-{pid}"));
+    let vms = [domain("a", 1), domain("free", 2)];
+    let checks = crate::confinement::checks(&vms, &denied);
+    let [check] = &checks[..] else { panic!("{checks:?}") };
+    assert_eq!((check.vm.as_deref(), check.check, check.level), (Some("a"), "apparmor", Level::Missing));
+    let shown = text(&checks);
+    assert!(
+        shown.contains("profile of its QEMU, libvirt-1,") && shown.contains("vnumactl setup --apply"),
+        "{shown}"
+    );
+    // That command does not help everywhere.
+    assert!(crate::confinement::RULE.contains(crate::confinement::DIRECTORY));
+    assert!(shown.contains("allows /run/vnuma/libvirt: another libvirt.socket_directory needs"), "{shown}");
+    let attached = Vm { channel: ChannelState::Attached, ..domain("a", 1) };
+    let by_qmp = Vm { backend: "qmp".into(), ..domain("a", 1) };
+    assert_eq!(crate::confinement::checks(&[attached, by_qmp], &denied), []);
+}

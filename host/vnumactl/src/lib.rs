@@ -1,0 +1,507 @@
+//! The operator's tool. See docs/vnumactl.md. The program is [`main`]; [`read_arguments`] and [`Answer`] are its
+//! parsers, open to fuzzing.
+
+mod answer;
+pub mod calibrate;
+mod client;
+mod confinement;
+mod devices;
+mod doctor;
+mod hardware;
+mod memory;
+mod migrate;
+mod place;
+mod policy;
+mod record;
+mod rehome;
+pub mod replay;
+mod resize;
+mod setup;
+mod table;
+mod top;
+mod vms;
+mod watch;
+
+pub use answer::Answer;
+use clap::{
+    Args, CommandFactory, Parser, Subcommand,
+    builder::{OsStringValueParser, TypedValueParser},
+};
+use client::{Client, ClientError};
+use serde::Serialize;
+use std::{
+    ffi::OsString,
+    io::{self, Write},
+    path::PathBuf,
+    process::ExitCode,
+};
+use vnuma_api::{
+    ApiError, AttachRequest, CAPACITY, DEVICES, Devices, ErrorKind, EventKind, HARDWARE, HostTopology,
+    MemoryPolicyRequest, MoveRequest, NodeFree, PLACEMENTS, POLICIES, PolicyRequest, ReplugRequest,
+    Replugged, Reserved, Scheduling, VMS, Vm, VmMemory, release_path, vm_path,
+};
+use vnuma_policy::scheduling::Policy;
+use vnuma_process::qemu;
+
+/// Shows where the vCPUs of the VMs on this host are and what is published to their guests, and moves them.
+///
+/// Exit status: 0 done; 1 vnumad refused or failed; 2 wrong usage; 3 vnumad cannot be reached;
+/// 4 not permitted.
+#[derive(Parser)]
+#[command(version)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(Args)]
+struct Common {
+    /// Socket of vnumad
+    #[arg(long, global = true, value_name = "PATH", default_value = vnuma_api::DEFAULT_SOCKET)]
+    socket: PathBuf,
+    /// Print JSON; `watch` prints one object a line
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Show the host: nodes, CPUs, caches, memory, huge pages, distances, PCI devices
+    Hardware,
+    /// Show PCI devices with their nodes, links and names, and which VM has which device
+    Devices,
+    /// Show what is free on each node for VMs that are to be started
+    Capacity,
+    /// List the VMs of this host with the states of their vCPUs
+    List,
+    /// Show one VM: guest nodes and their homes, each vCPU, what was published
+    Show {
+        /// Name of the VM
+        #[arg(value_parser = name())]
+        vm: String,
+    },
+    /// Plug a topology channel into a running VM and publish its topology, now and after each change
+    Attach {
+        /// Name of the VM
+        #[arg(value_parser = name())]
+        vm: String,
+        /// If its guest does not run yet, attach it as soon as it does, and return at once
+        #[arg(long)]
+        on_arrival: bool,
+    },
+    /// Unplug the topology channel; the guest keeps the topology that was published last
+    Detach {
+        /// Name of the VM
+        #[arg(value_parser = name())]
+        vm: String,
+    },
+    /// Confine a vCPU to the CPUs of a host node
+    Move {
+        /// Name of the VM
+        #[arg(value_parser = name())]
+        vm: String,
+        /// APIC id of the vCPU, as `show` prints it
+        #[arg(long, value_name = "N", value_parser = number(), allow_negative_numbers = true)]
+        vcpu: u32,
+        /// Host node, as `hardware` prints it
+        #[arg(long, value_name = "H", value_parser = number(), allow_negative_numbers = true)]
+        node: u32,
+    },
+    /// For a guest without the driver: plug a vCPU again, into a spare slot of the guest node that is right for it
+    ///
+    /// The vCPU gets another APIC id, and another CPU number in the guest. vCPU 0 cannot be replugged.
+    Replug {
+        /// Name of the VM
+        vm: String,
+        /// APIC id of the vCPU, as `show` prints it
+        #[arg(long, value_name = "N")]
+        vcpu: u32,
+    },
+    /// Decide where a VM goes that is to be started, reserve that, and print it for QEMU, libvirt or a program
+    Place(place::Arguments),
+    /// List the reservations of VMs
+    Reservations,
+    /// Give up the reservation of a VM that is not there
+    Release {
+        /// Name of the VM
+        #[arg(value_parser = name())]
+        vm: String,
+    },
+    /// Show which policies schedule vCPUs and what they did, or set the policy of a VM
+    Policy {
+        /// Name of the VM; all of them without it
+        #[arg(value_parser = name())]
+        vm: Option<String>,
+        /// The policy: off, observe, credit, vcpu-p, lb, brm, vprobe-paper, vprobe
+        #[arg(long, value_name = "P", requires = "vm")]
+        set: Option<Policy>,
+    },
+    /// Show where the memory of a VM is and what of it is displaced, or set when that comes home
+    Memory {
+        /// Name of the VM
+        #[arg(value_parser = name())]
+        vm: String,
+        /// The memory policy: none, periodic, amount, both, adaptive
+        #[arg(long, value_name = "P")]
+        set: Option<String>,
+    },
+    /// Give a guest node of a running VM another home: its memory, then what its guest is told, then its vCPUs
+    ///
+    /// Without options: show where its guest nodes are, and how far the last re-home is.
+    Rehome(rehome::Arguments),
+    /// Give a guest node of a running VM another size by its virtio-mem devices, or let vnumad size it
+    ///
+    /// Without --size and --auto: show how large its guest nodes are and may be, and how far the last changes are.
+    Resize(resize::Arguments),
+    /// Migrate a VM to another host: detach it, have QEMU or libvirt migrate it, and attach it again if that fails
+    ///
+    /// Without DEST: show how far the last migration is.
+    Migrate(migrate::Arguments),
+    /// Show all vCPUs with their policies, updated each period, until interrupted
+    Top {
+        /// Once, as a table
+        #[arg(long)]
+        once: bool,
+    },
+    /// Record the input of the policies, once a period, until interrupted
+    Record {
+        /// File to create
+        file: PathBuf,
+        /// End after so many periods
+        #[arg(long, value_name = "N", value_parser = number_from(1), allow_negative_numbers = true)]
+        periods: Option<u32>,
+    },
+    /// Run a policy on a recording, and show what it would have done
+    Replay {
+        /// A recording
+        file: PathBuf,
+        /// The policy, as with `policy --set`
+        #[arg(long, value_name = "P")]
+        policy: Policy,
+    },
+    /// Find this host's bounds between the types of vCPUs, by running loads alone and beside others
+    Calibrate(calibrate::Arguments),
+    /// Print events until interrupted
+    Watch {
+        /// Only events of these kinds: appeared, gone, attached, detached, changed, published, acknowledged, replugged,
+        /// confined, memory, policy
+        #[arg(long, value_name = "KIND,...", value_delimiter = ',')]
+        events: Vec<EventKind>,
+    },
+    /// Show vnumad itself: how it learns locations, what it lost
+    Daemon,
+    /// Check the host and each VM: which capability is in use, why it is not the best, and what would help
+    Doctor,
+    /// Say what this host lacks for vnuma, and do it on request
+    Setup(setup::Arguments),
+    /// Print a shell's completion of vnumactl
+    Completion {
+        /// The shell: bash, zsh or fish
+        #[arg(value_enum)]
+        shell: Shell,
+    },
+}
+
+/// Shells that completion is for.
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Shell {
+    Bash,
+    Zsh,
+    Fish,
+}
+
+fn completion(shell: Shell) -> Vec<u8> {
+    use clap_complete::Shell as Known;
+    let shell = match shell {
+        Shell::Bash => Known::Bash,
+        Shell::Zsh => Known::Zsh,
+        Shell::Fish => Known::Fish,
+    };
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Arguments::command(), "vnumactl", &mut script);
+    script
+}
+
+/// Of a VM's name. clap's own parser names neither the argument nor the value that is not UTF-8.
+fn name() -> impl TypedValueParser<Value = String> {
+    OsStringValueParser::new().try_map(|value| match value.into_string() {
+        Ok(name) if name.is_empty() => Err("a VM has a name".to_owned()),
+        other => other.map_err(|value| format!("{value:?} is not UTF-8")),
+    })
+}
+
+/// Of a number, likewise.
+fn number() -> impl TypedValueParser<Value = u32> {
+    number_from(0)
+}
+
+fn number_from(least: u32) -> impl TypedValueParser<Value = u32> {
+    let expected = move || format!("not a number from {least} to {}", u32::MAX);
+    let read = move |digits: &str| digits.parse().ok().filter(|&number| number >= least);
+    OsStringValueParser::new().try_map(move |value| value.to_str().and_then(read).ok_or_else(expected))
+}
+
+/// Understands a command line, the program's name included, and does nothing.
+pub fn read_arguments(words: impl IntoIterator<Item = OsString>) -> Result<(), clap::Error> {
+    Arguments::try_parse_from(words).map(drop)
+}
+
+/// The program.
+pub fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let outcome = match runtime {
+        Ok(runtime) => runtime.block_on(run(&arguments)),
+        Err(error) => Err(ClientError::Output(error)),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        // Whoever read the output has seen enough.
+        Err(ClientError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("vnumactl: {}", table::plain_lines(&error.to_string()));
+            ExitCode::from(exit_status(&error))
+        }
+    }
+}
+
+fn exit_status(error: &ClientError) -> u8 {
+    match error {
+        ClientError::Unreachable { .. } => 3,
+        ClientError::NotPermitted { .. }
+        | ClientError::SetupRights
+        | ClientError::Refused(ApiError { error: ErrorKind::Forbidden, .. }) => 4,
+        _ => 1,
+    }
+}
+
+async fn run(arguments: &Arguments) -> Result<(), ClientError> {
+    let client = Client::new(&arguments.common.socket);
+    let json = arguments.common.json;
+    let act =
+        async |vm: &str, action: &str| client.post::<Vm>(&vm_path(vm, Some(action)), String::new()).await;
+    match &arguments.command {
+        Command::Hardware => {
+            let host: HostTopology = client.get(HARDWARE).await?;
+            print(json, &host, hardware::text)
+        }
+        Command::Devices => {
+            let devices: Devices = client.get(DEVICES).await?;
+            print(json, &devices, devices::text)
+        }
+        Command::Capacity => {
+            let nodes: Vec<NodeFree> = client.get(CAPACITY).await?;
+            print(json, &nodes, |nodes| devices::capacity(nodes))
+        }
+        Command::List => {
+            let vms: Vec<Vm> = client.get(VMS).await?;
+            print(json, &vms, |vms| vms::list(vms))
+        }
+        Command::Show { vm } => {
+            let vm: Vm = client.get(&vm_path(vm, None)).await?;
+            print(json, &vm, vms::show)
+        }
+        Command::Attach { vm, on_arrival: false } => print(json, &act(vm, "attach").await?, vms::attached),
+        Command::Attach { vm, on_arrival: true } => {
+            let body = serde_json::to_string(&AttachRequest { on_arrival: true });
+            let body = body.map_err(|error| ClientError::Output(error.into()))?;
+            let vm: Vm = client.post(&vm_path(vm, Some("attach")), body).await?;
+            print(json, &vm, vms::attached)
+        }
+        Command::Detach { vm } => print(json, &act(vm, "detach").await?, vms::detached),
+        Command::Move { vm, vcpu, node } => {
+            let body = serde_json::to_string(&MoveRequest { vcpu: *vcpu, node: *node });
+            let body = body.map_err(|error| ClientError::Output(error.into()))?;
+            let vm: Vm = client.post(&vm_path(vm, Some("move")), body).await?;
+            print(json, &vm, |vm| vms::moved(vm, *vcpu))
+        }
+        Command::Replug { vm, vcpu } => {
+            let body = serde_json::to_string(&ReplugRequest { vcpu: *vcpu });
+            let body = body.map_err(|error| ClientError::Output(error.into()))?;
+            let done: Replugged = client.post(&vm_path(vm, Some("replug")), body).await?;
+            print(json, &done, vms::replugged)
+        }
+        Command::Place(arguments) => place::run(&client, arguments, json).await,
+        Command::Reservations => {
+            let all: Vec<Reserved> = client.get(PLACEMENTS).await?;
+            print(json, &all, |all| place::list(all))
+        }
+        Command::Release { vm } => {
+            let released: Reserved = client.post(&release_path(vm), String::new()).await?;
+            print(json, &released, place::released)
+        }
+        Command::Policy { vm: None, .. } => {
+            let vms: Vec<Scheduling> = client.get(POLICIES).await?;
+            print(json, &vms, |vms| policy::list(vms))
+        }
+        Command::Policy { vm: Some(vm), set: None } => {
+            let vm: Scheduling = client.get(&vm_path(vm, Some("policy"))).await?;
+            print(json, &vm, policy::show)
+        }
+        Command::Policy { vm: Some(vm), set: Some(policy) } => {
+            let body = serde_json::to_string(&PolicyRequest { policy: policy.to_string() });
+            let body = body.map_err(|error| ClientError::Output(error.into()))?;
+            let vm: Scheduling = client.post(&vm_path(vm, Some("policy")), body).await?;
+            print(json, &vm, policy::show)
+        }
+        Command::Memory { vm, set: None } => {
+            let vm: VmMemory = client.get(&vm_path(vm, Some("memory"))).await?;
+            print(json, &vm, memory::show)
+        }
+        Command::Memory { vm, set: Some(policy) } => {
+            let body = serde_json::to_string(&MemoryPolicyRequest { policy: policy.clone() });
+            let body = body.map_err(|error| ClientError::Output(error.into()))?;
+            let vm: VmMemory = client.post(&vm_path(vm, Some("memory")), body).await?;
+            print(json, &vm, memory::show)
+        }
+        Command::Rehome(arguments) => rehome::run(&client, arguments, json).await,
+        Command::Resize(arguments) => resize::run(&client, arguments, json).await,
+        Command::Migrate(arguments) => migrate::run(&client, arguments, json).await,
+        Command::Top { once } => top::run(&client, json, *once).await,
+        Command::Record { file, periods } => record::run(&client, file, periods.map(u64::from)).await,
+        Command::Replay { file, policy } => {
+            let replayed = replay::file(file, *policy);
+            let replayed = replayed.map_err(|source| ClientError::Replay { path: file.clone(), source })?;
+            print(json, &replayed, replay::text)
+        }
+        Command::Calibrate(arguments) => {
+            let found = calibrate::run(arguments).map_err(ClientError::Calibrate)?;
+            print(json, &found, calibrate::text)?;
+            found.problem.map_or(Ok(()), |problem| {
+                Err(ClientError::Calibrate(calibrate::CalibrateError::NoBounds(problem)))
+            })
+        }
+        Command::Watch { events } => watch::run(&client, events, json).await,
+        Command::Daemon => {
+            let daemon: vnuma_api::Daemon = client.get(vnuma_api::DAEMON).await?;
+            print(json, &daemon, vms::daemon)
+        }
+        Command::Doctor => {
+            let daemon: vnuma_api::Daemon = client.get(vnuma_api::DAEMON).await?;
+            let host: HostTopology = client.get(HARDWARE).await?;
+            let vms: Vec<Vm> = client.get(VMS).await?;
+            let sends = |pid| qemu::sends_channel(&qemu::command_line(pid));
+            let mut checks = doctor::examine_with(&daemon, &host, &vms, &sends);
+            checks.extend(confinement::checks(&vms, &confinement::of_process));
+            print(json, &checks, |checks| doctor::text(checks))
+        }
+        Command::Setup(arguments) => setup::run(&client, arguments, json).await,
+        Command::Completion { shell } => {
+            io::stdout().write_all(&completion(*shell)).map_err(ClientError::Output)
+        }
+    }
+}
+
+fn print<T: Serialize>(json: bool, value: &T, text: impl Fn(&T) -> String) -> Result<(), ClientError> {
+    let text = if json {
+        serde_json::to_string_pretty(value).map_err(|error| ClientError::Output(error.into()))? + "\n"
+    } else {
+        text(value)
+    };
+    io::stdout().write_all(text.as_bytes()).map_err(ClientError::Output)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Arguments::command().debug_assert();
+    }
+
+    const MANUAL: &str = include_str!("../../../docs/vnumactl.md");
+
+    /// The text between a heading of the manual and the next one.
+    fn section(heading: &str) -> &'static str {
+        let rest =
+            MANUAL.split_once(&format!("\n## {heading}\n")).unwrap_or_else(|| panic!("no {heading}")).1;
+        rest.split("\n## ").next().unwrap_or_default()
+    }
+
+    /// An option or argument as the manual writes it, `[...]` around what may be left out.
+    fn word(argument: &clap::Arg) -> String {
+        let value = argument.get_value_names().map(|names| names[0].to_string());
+        let value = value.filter(|_| argument.get_action().takes_values()).unwrap_or_default();
+        let word = match argument.get_long() {
+            Some(long) => format!("--{long} {value}").trim_end().to_owned(),
+            None => value,
+        };
+        if argument.is_required_set() { word } else { format!("[{word}]") }
+    }
+
+    #[test]
+    fn the_manual_has_every_command_and_option() {
+        let mut command = Arguments::command();
+        command.build();
+        let words = |command: &clap::Command, global: bool| -> Vec<String> {
+            let own = |argument: &&clap::Arg| {
+                argument.is_global_set() == global
+                    && !["help", "version"].contains(&argument.get_id().as_str())
+            };
+            command.get_arguments().filter(own).map(word).collect()
+        };
+        let common = words(&command, true).join(" ");
+        let commands: Vec<_> = command.get_subcommands().filter(|found| found.get_name() != "help").collect();
+        let usage = |found: &&clap::Command| {
+            let line = format!("vnumactl {common} {} {}", found.get_name(), words(found, false).join(" "));
+            line.trim_end().to_owned()
+        };
+        let synopsis: Vec<_> =
+            section("Synopsis").lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+        assert_eq!(synopsis, commands.iter().map(usage).collect::<Vec<_>>());
+
+        // A term, and a line that explains it.
+        let terms = |heading| {
+            let lines = section(heading).lines();
+            let pairs = lines.clone().zip(lines.skip(1));
+            let terms = pairs.filter(|(term, next)| term.starts_with('`') && next.starts_with(':'));
+            terms.map(|(term, _)| term)
+        };
+        let described: Vec<_> = terms("Description").map(|line| line.trim_matches('`')).collect();
+        let short = |found: &&clap::Command| {
+            let line = format!("{} {}", found.get_name(), words(found, false).join(" "));
+            line.trim_end().to_owned()
+        };
+        assert_eq!(described, commands.iter().map(short).collect::<Vec<_>>());
+
+        let mut options: Vec<String> = words(&command, true);
+        options.extend(
+            commands
+                .iter()
+                .flat_map(|found| words(found, false))
+                .filter(|word| word.trim_start_matches('[').starts_with('-')),
+        );
+        options.extend(["--help, --version".to_owned()]);
+        let mut expected: Vec<_> = options.iter().map(|word| word.trim_matches(['[', ']'])).collect();
+        expected.sort_unstable();
+        expected.dedup();
+        let mut found: Vec<_> = terms("Options").map(|line| line.replace('`', "")).collect();
+        found.sort_unstable();
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn every_failure_has_its_exit_status() {
+        let refused = |error| ClientError::Refused(ApiError { error, message: String::new() });
+        assert_eq!(exit_status(&refused(ErrorKind::Forbidden)), 4);
+        assert_eq!(exit_status(&refused(ErrorKind::NotFound)), 1);
+        // tests/manual.rs has the same texts.
+        for (failure, status, text) in [
+            (ClientError::SetupRights, 4, "setup --apply needs root"),
+            (ClientError::SetupFailed(2), 1, "2 of what was to be done failed"),
+            (
+                ClientError::Migration { vm: "web".into(), destination: "tcp:b:4444".into() },
+                1,
+                "web: it did not migrate to tcp:b:4444",
+            ),
+        ] {
+            assert_eq!((exit_status(&failure), failure.to_string()), (status, text.to_owned()));
+        }
+        let socket = PathBuf::from("/s");
+        let source = io::ErrorKind::NotFound.into();
+        assert_eq!(exit_status(&ClientError::Unreachable { socket, source }), 3);
+    }
+}

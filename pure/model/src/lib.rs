@@ -1,0 +1,33 @@
+//! The model: host nodes with CPUs, caches, memory, devices and distances; VMs with
+//! guest nodes and vCPUs; where a vCPU is. Plain data and pure functions, no I/O.
+//!
+//! `vnuma-observe` fills these types from sysfs, QMP and /proc; `vnuma-policy` decides on
+//! them; the API shows them as JSON. Types check what they can check alone ([`CpuSet`],
+//! [`DistanceMatrix`], on parsing and on deserializing); what several of them must
+//! agree on (a distance row per node, CPUs of one node only) is the reader's to see to.
+
+#![forbid(unsafe_code)]
+
+mod cpu_set;
+mod distance;
+mod host;
+mod pci;
+mod vm;
+
+pub use cpu_set::{CpuSet, CpuSetError};
+pub use distance::{DistanceError, DistanceMatrix, LOCAL_DISTANCE};
+pub use host::{CacheGroup, CpuLayout, HostNode, HostTopology, HugePages, PciDevice};
+pub use pci::{PciAddress, PciFunction, PciLink, is_pci_address};
+pub use vm::{
+    BackingMapping, GuestNode, MemoryBacking, MemoryDevice, Vcpu, VcpuLocation, VmDescription, VmDevice,
+};
+
+/// A node of the host, by the kernel's number.
+pub type HostNodeId = u32;
+/// A node of a guest, by QEMU's `nodeid`, which is also the guest kernel's number when
+/// every guest node has memory.
+pub type GuestNodeId = u32;
+/// A logical CPU of the host.
+pub type CpuId = u32;
+/// x2APIC id of a vCPU: how host and guest name the same vCPU.
+pub type ApicId = u32;

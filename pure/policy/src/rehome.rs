@@ -1,0 +1,226 @@
+//! A guest node gets another home on request: its memory goes there, then its guest is told, then its vCPUs follow.
+//!
+//! ```text
+//!   memory ──nothing is left to move──▶ topology ──published──▶ vcpus ──each was moved──▶ done
+//!     │ ▲                                   │
+//!     │ └─ a move, and a look at what is    │ most of it left again
+//!     ├──── not most of it could be moved ──┴──▶ failed
+//!     └──── (from each state) an operator ─────▶ stopped
+//! ```
+//!
+//! Where the home of a guest node is follows from where its memory is, before, during and after it. Nothing else is remembered:
+//! wherever it ends, what is there can be observed, and a request for the same home or for the one before goes on from there.
+
+use crate::rehome_policy::RehomeWhy;
+use std::collections::BTreeSet;
+use vnuma_model::{ApicId, GuestNodeId, HostNodeId};
+
+/// Moves in a row after which no more is there than before, and the rest of what is on a node stays.
+pub const FRUITLESS: u32 = 3;
+const PAGE: u64 = 4096;
+
+/// How far it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RehomePhase {
+    /// Memory is moved.
+    Memory,
+    /// The new homes and distances are published.
+    Topology,
+    /// vCPUs are moved.
+    Vcpus,
+    /// All that could be done was done.
+    Done,
+    /// An operator has ended it.
+    Stopped,
+    /// Most of the memory is not there.
+    Failed,
+}
+
+impl RehomePhase {
+    /// For the API.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::Topology => "topology",
+            Self::Vcpus => "vcpus",
+            Self::Done => "done",
+            Self::Stopped => "stopped",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// Memory of a guest node that is on one host node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Its first address: that of what the guest node booted with, or of a device.
+    pub start: u64,
+    /// The host node.
+    pub node: HostNodeId,
+    /// How much, bytes.
+    pub bytes: u64,
+}
+
+/// What is there.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RehomeView {
+    /// Resident memory of the guest node.
+    pub parts: Vec<Part>,
+    /// Its home, as it follows from that.
+    pub home: Option<HostNodeId>,
+    /// A move of the VM's memory is under way or wanted.
+    pub moving: bool,
+    /// The guest was told of the homes, or there is no channel to tell it.
+    pub published: bool,
+    /// vCPUs that the VM has.
+    pub vcpus: Vec<ApicId>,
+}
+
+/// What is to be done next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RehomeStep {
+    /// Nothing: something is under way, or it has ended.
+    Wait,
+    /// Move this memory of the guest node.
+    Memory(Part),
+    /// Move these vCPUs.
+    Vcpus(Vec<ApicId>),
+}
+
+/// A guest node that gets another home.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rehome {
+    /// The guest node.
+    pub guest_node: GuestNodeId,
+    /// Its new home.
+    pub to: HostNodeId,
+    /// Its vCPUs.
+    pub vcpus: Vec<ApicId>,
+    /// vCPUs that are being moved.
+    pub left: BTreeSet<ApicId>,
+    phase: RehomePhase,
+    /// Why, if no operator wants it.
+    pub why: Option<RehomeWhy>,
+    /// What could not be done, the last of it.
+    pub problem: Option<String>,
+    /// What is there was not seen since the last move.
+    unseen: bool,
+    /// The most that was there, bytes.
+    most: Option<u64>,
+    /// The last move was of this memory and left this node, and ended so.
+    tried: Option<(u64, HostNodeId, Option<String>)>,
+    fruitless: u32,
+    /// What is left of this memory on these nodes stays.
+    given_up: BTreeSet<(u64, HostNodeId)>,
+}
+
+impl Rehome {
+    /// One that begins.
+    pub fn new(guest_node: GuestNodeId, to: HostNodeId, vcpus: Vec<ApicId>) -> Self {
+        Self {
+            guest_node,
+            to,
+            vcpus,
+            left: BTreeSet::new(),
+            phase: RehomePhase::Memory,
+            why: None,
+            problem: None,
+            unseen: false,
+            most: None,
+            tried: None,
+            fruitless: 0,
+            given_up: BTreeSet::new(),
+        }
+    }
+
+    /// How far it is.
+    pub fn phase(&self) -> &RehomePhase {
+        &self.phase
+    }
+
+    /// It has not ended.
+    pub fn is_active(&self) -> bool {
+        matches!(self.phase, RehomePhase::Memory | RehomePhase::Topology | RehomePhase::Vcpus)
+    }
+
+    /// What is there was looked at again.
+    pub fn seen(&mut self) {
+        self.unseen = false;
+    }
+
+    /// An operator ends it.
+    pub fn stop(&mut self) {
+        if self.is_active() {
+            self.phase = RehomePhase::Stopped;
+        }
+    }
+
+    /// A move of this memory from this node has ended. What is there now is to be looked at.
+    pub fn memory_ended(&mut self, start: u64, from: HostNodeId, problem: Option<String>) {
+        if self.phase == RehomePhase::Memory {
+            (self.unseen, self.tried) = (true, Some((start, from, problem)));
+        }
+    }
+
+    /// What counts is what is there: somebody else may move it back.
+    fn weigh(&mut self, view: &RehomeView) {
+        let its = view.parts.iter().filter(|part| part.node == self.to);
+        let there = its.fold(0_u64, |sum, part| sum.saturating_add(part.bytes));
+        let grown = there > *self.most.get_or_insert(there);
+        let Some((start, from, problem)) = self.tried.take() else { return };
+        self.most = self.most.max(Some(there));
+        self.fruitless = if grown { 0 } else { self.fruitless + 1 };
+        if self.fruitless >= FRUITLESS {
+            self.given_up.insert((start, from));
+            self.fruitless = 0;
+            let stays = "pages of it are held, or shared with other processes".to_owned();
+            self.problem = Some(format!("not all of it leaves node {from}: {}", problem.unwrap_or(stays)));
+        }
+    }
+
+    /// A vCPU was moved, or could not be.
+    pub fn vcpu_ended(&mut self, vcpu: ApicId, outcome: Result<(), String>) {
+        if self.left.remove(&vcpu)
+            && let Err(problem) = outcome
+        {
+            self.problem = Some(problem);
+        }
+    }
+
+    /// What is to be done next.
+    pub fn next(&mut self, view: &RehomeView) -> RehomeStep {
+        if self.phase == RehomePhase::Memory && !self.unseen && !view.moving {
+            self.weigh(view);
+            let may = |part: &&Part| {
+                let tried = self.given_up.contains(&(part.start, part.node));
+                part.node != self.to && part.bytes >= PAGE && !tried
+            };
+            // The largest part first.
+            if let Some(part) = view.parts.iter().filter(may).max_by_key(|part| part.bytes) {
+                return RehomeStep::Memory(*part);
+            }
+            self.phase = RehomePhase::Topology;
+        }
+        if self.phase == RehomePhase::Topology {
+            if view.home != Some(self.to) {
+                self.phase = RehomePhase::Failed;
+                let few = || format!("most of its memory is not on node {}", self.to);
+                self.problem.get_or_insert_with(few);
+            } else if view.published {
+                self.phase = RehomePhase::Vcpus;
+                let present = |vcpu: &&ApicId| view.vcpus.contains(vcpu);
+                self.left = self.vcpus.iter().filter(present).copied().collect();
+                if !self.left.is_empty() {
+                    return RehomeStep::Vcpus(self.left.iter().copied().collect());
+                }
+            }
+        }
+        if self.phase == RehomePhase::Vcpus {
+            self.left.retain(|vcpu| view.vcpus.contains(vcpu));
+            if self.left.is_empty() {
+                self.phase = RehomePhase::Done;
+            }
+        }
+        RehomeStep::Wait
+    }
+}

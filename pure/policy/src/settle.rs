@@ -1,0 +1,400 @@
+//! When a difference between what was published to a guest and where its vCPUs are is published.
+//!
+//! ```text
+//!                differs by drift                 dwell is over
+//!   settled ───────────────────▶ dwelling ────────────────────────▶ due
+//!      ▲  ▲                        │    │   put there on purpose     ▲│ cap allows
+//!      │  └── returned (counted) ──┘    └────────────────────────────┘│
+//!      │                                 differs, on purpose ─────────┤
+//!      └─────────────────────────── published ────────────────────────┘
+//! ```
+//!
+//! A vCPU that was put on a node on purpose is published at once. A vCPU that a load balancer moved is published when it
+//! has stayed for the dwell. The dwell is short for a vCPU that has not drifted for a long time, as most such moves last,
+//! and longer for one that drifted recently, as it may be moved to and fro. A vCPU that moves on between
+//! foreign nodes starts its dwell anew, but at most until [`PATIENCE`] dwells have passed since it left its published
+//! node. A cap bounds the publications of a VM in any one second, as each costs the guest a rebuild of its scheduler
+//! domains. What the cap defers goes out together.
+
+use crate::{NodeAssignment, plan::PublishReason};
+use std::collections::{BTreeMap, VecDeque};
+use vnuma_model::{ApicId, GuestNodeId};
+
+/// Dwells after which a vCPU that never rests is published all the same.
+pub const PATIENCE: u64 = 4;
+
+const SECOND_NS: u64 = 1_000_000_000;
+
+/// How patient publishing is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SettlePolicy {
+    /// Drift is published when it has lasted this long.
+    pub dwell_ns: u64,
+    /// The same for a vCPU that is calm. The shorter of both counts.
+    pub calm_dwell_ns: u64,
+    /// A vCPU is calm when its last drift ended so long ago.
+    pub calm_ns: u64,
+    /// Publications to one VM in any one second, at least 1.
+    pub max_per_second: u32,
+}
+
+impl SettlePolicy {
+    /// How long drift has to last, of a vCPU whose last drift ended `still_ns` before.
+    fn dwell_after_ns(&self, still_ns: u64) -> u64 {
+        if still_ns >= self.calm_ns { self.dwell_ns.min(self.calm_dwell_ns) } else { self.dwell_ns }
+    }
+
+    fn cap(&self) -> usize {
+        self.max_per_second.max(1) as usize
+    }
+}
+
+impl Default for SettlePolicy {
+    fn default() -> Self {
+        let (dwell_ns, calm_dwell_ns, calm_ns) = (250_000_000, 20_000_000, 10_000_000_000);
+        Self { dwell_ns, calm_dwell_ns, calm_ns, max_per_second: 10 }
+    }
+}
+
+/// What was not published, or not at once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Suppressed {
+    /// Differences that were gone, or had become other ones, before their dwell was over.
+    pub dwell: u64,
+    /// Publications that had to wait for the cap.
+    pub cap: u64,
+}
+
+/// A difference that is not published yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Pending {
+    pub(crate) target: NodeAssignment,
+    /// When it became true.
+    pub(crate) changed_ns: u64,
+    /// Since when the guest's view has been wrong, whatever was true in between.
+    diverged_ns: u64,
+    /// How long before its last drift had ended, 0 if it moved on since.
+    still_ns: u64,
+    deliberate: bool,
+}
+
+impl Pending {
+    fn due_ns(&self, policy: &SettlePolicy) -> u64 {
+        if self.deliberate {
+            return self.changed_ns;
+        }
+        let rested = self.changed_ns.saturating_add(policy.dwell_after_ns(self.still_ns));
+        rested.min(self.diverged_ns.saturating_add(policy.dwell_ns.saturating_mul(PATIENCE)))
+    }
+}
+
+/// Is a publication due?
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Due {
+    /// Nothing is due.
+    Nothing,
+    /// Something is, and has to wait for the cap.
+    Deferred,
+    /// Now.
+    Now(PublishReason),
+}
+
+/// The state machine above, for the vCPUs of one VM. It is plain data: what is due is asked for with a policy and a time.
+#[derive(Clone, Debug, Default)]
+pub struct Settler {
+    pending: BTreeMap<ApicId, Pending>,
+    /// When the last drift of a vCPU ended, by its return or by a publication.
+    drift_ended_ns: BTreeMap<ApicId, u64>,
+    /// Something besides vCPUs has to be published, since this time.
+    urgent: Option<(u64, PublishReason)>,
+    /// Times of the last publications, oldest first, as many as the cap needs.
+    published_ns: VecDeque<u64>,
+    deferred: bool,
+    suppressed: Suppressed,
+}
+
+impl Settler {
+    /// Since `time_ns`, `vcpu` belongs to `target`, and `published` is what the guest was given.
+    pub fn observe(
+        &mut self,
+        vcpu: ApicId,
+        published: GuestNodeId,
+        target: NodeAssignment,
+        deliberate: bool,
+        time_ns: u64,
+    ) {
+        let before = self.pending.get(&vcpu).copied();
+        if target.node == published {
+            if let Some(pending) = self.pending.remove(&vcpu) {
+                self.suppressed.dwell += 1;
+                self.note_end(vcpu, &pending, time_ns);
+            }
+            return;
+        }
+        let pending = match before {
+            Some(same) if same.target.node == target.node => {
+                Pending { target, deliberate: same.deliberate || deliberate, ..same }
+            }
+            Some(other) => {
+                self.suppressed.dwell += 1;
+                let diverged_ns = other.diverged_ns;
+                Pending { target, changed_ns: time_ns, diverged_ns, still_ns: 0, deliberate }
+            }
+            None => {
+                let ended_ns = self.drift_ended_ns.get(&vcpu);
+                let still_ns = ended_ns.map_or(u64::MAX, |ended_ns| time_ns.saturating_sub(*ended_ns));
+                Pending { target, changed_ns: time_ns, diverged_ns: time_ns, still_ns, deliberate }
+            }
+        };
+        self.pending.insert(vcpu, pending);
+    }
+
+    fn note_end(&mut self, vcpu: ApicId, pending: &Pending, time_ns: u64) {
+        if !pending.deliberate {
+            self.drift_ended_ns.insert(vcpu, time_ns);
+        }
+    }
+
+    /// Something besides the vCPUs' nodes (distances, the vCPUs that there are) has to be published.
+    pub fn publish_at_once(&mut self, reason: PublishReason, time_ns: u64) {
+        self.urgent.get_or_insert((time_ns, reason));
+    }
+
+    /// It is unknown where `vcpu` is, or there is nobody to publish to.
+    pub fn suspend(&mut self, vcpu: ApicId) {
+        self.pending.remove(&vcpu);
+    }
+
+    /// `vcpu` is gone.
+    pub fn forget(&mut self, vcpu: ApicId) {
+        self.pending.remove(&vcpu);
+        self.drift_ended_ns.remove(&vcpu);
+    }
+
+    /// Nothing is pending any more, and no earlier publication counts.
+    pub fn clear(&mut self) {
+        self.pending.clear();
+        self.published_ns.clear();
+        (self.urgent, self.deferred) = (None, false);
+    }
+
+    /// Is something due, and may it be published?
+    pub fn due(&self, policy: &SettlePolicy, now_ns: u64) -> Due {
+        let vcpu = self.pending.iter().find(|(_, pending)| pending.due_ns(policy) <= now_ns);
+        let of_vcpu = vcpu.map(|(&vcpu, pending)| match pending.deliberate {
+            true => PublishReason::Moved { vcpu },
+            false => PublishReason::Drifted { vcpu },
+        });
+        match self.urgent.map(|(_, reason)| reason).or(of_vcpu) {
+            None => Due::Nothing,
+            Some(_) if self.allowed_from_ns(policy) > now_ns => Due::Deferred,
+            Some(reason) => Due::Now(reason),
+        }
+    }
+
+    /// Counts a deferral, once until something is published.
+    pub(crate) fn note_deferred(&mut self) {
+        if !std::mem::replace(&mut self.deferred, true) {
+            self.suppressed.cap += 1;
+        }
+    }
+
+    /// Takes what is due at `now_ns` as published then.
+    pub(crate) fn take_due(&mut self, policy: &SettlePolicy, now_ns: u64) -> Batch {
+        let is_due = |pending: &Pending| pending.due_ns(policy) <= now_ns;
+        let vcpus: BTreeMap<_, _> =
+            self.pending.iter().filter(|(_, p)| is_due(p)).map(|(vcpu, p)| (*vcpu, *p)).collect();
+        self.pending.retain(|vcpu, _| !vcpus.contains_key(vcpu));
+        for (vcpu, pending) in &vcpus {
+            self.note_end(*vcpu, pending, now_ns);
+        }
+        let urgent_since = self.urgent.take().map(|(since_ns, _)| since_ns);
+        let changed_ns = vcpus.values().map(|pending| pending.changed_ns).chain(urgent_since).min();
+        self.deferred = false;
+        while self.published_ns.len() >= policy.cap() {
+            self.published_ns.pop_front();
+        }
+        self.published_ns.push_back(now_ns);
+        Batch { vcpus, changed_ns: changed_ns.unwrap_or(now_ns) }
+    }
+
+    /// When something is due and may be published, if nothing else happens.
+    pub fn next_deadline_ns(&self, policy: &SettlePolicy) -> Option<u64> {
+        let vcpus = self.pending.values().map(|pending| pending.due_ns(policy));
+        let earliest = vcpus.chain(self.urgent.map(|(since_ns, _)| since_ns)).min()?;
+        Some(earliest.max(self.allowed_from_ns(policy)))
+    }
+
+    /// What was suppressed since the beginning.
+    pub fn suppressed(&self) -> Suppressed {
+        self.suppressed
+    }
+
+    fn allowed_from_ns(&self, policy: &SettlePolicy) -> u64 {
+        let full = self.published_ns.len() >= policy.cap();
+        let oldest = self.published_ns.get(self.published_ns.len().saturating_sub(policy.cap()));
+        oldest.filter(|_| full).map_or(0, |oldest| oldest.saturating_add(SECOND_NS))
+    }
+}
+
+/// What goes out together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Batch {
+    pub(crate) vcpus: BTreeMap<ApicId, Pending>,
+    /// Oldest change in it.
+    pub(crate) changed_ns: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+    const POLICY: SettlePolicy =
+        SettlePolicy { dwell_ns: 250 * MS, calm_dwell_ns: 20 * MS, calm_ns: 10_000 * MS, max_per_second: 2 };
+
+    fn at(node: u32) -> NodeAssignment {
+        NodeAssignment { node, approximate: false }
+    }
+
+    /// vCPUs and nodes that are published at `ms`.
+    fn publish(settler: &mut Settler, ms: u64) -> Vec<(u32, u32)> {
+        match settler.due(&POLICY, ms * MS) {
+            Due::Now(_) => {
+                let batch = settler.take_due(&POLICY, ms * MS);
+                batch.vcpus.into_iter().map(|(id, pending)| (id, pending.target.node)).collect()
+            }
+            Due::Deferred => {
+                settler.note_deferred();
+                Vec::new()
+            }
+            Due::Nothing => Vec::new(),
+        }
+    }
+
+    /// vCPUs 1 and 2 have drifted and returned at 900 ms, which counts nothing.
+    fn restless() -> Settler {
+        let mut settler = Settler::default();
+        for vcpu in 1..=2 {
+            settler.observe(vcpu, 0, at(1), false, 899 * MS);
+            settler.observe(vcpu, 0, at(0), false, 900 * MS);
+        }
+        Settler { suppressed: Suppressed::default(), ..settler }
+    }
+
+    #[test]
+    fn drift_of_a_calm_vcpu_is_published_after_the_short_dwell() {
+        let mut settler = Settler::default();
+        settler.observe(1, 0, at(1), false, 1000 * MS);
+        assert_eq!(settler.next_deadline_ns(&POLICY), Some(1020 * MS));
+        assert_eq!(settler.due(&POLICY, 1019 * MS), Due::Nothing);
+        assert_eq!(publish(&mut settler, 1020), [(1, 1)]);
+        // The calm counts from the end of the last drift.
+        settler.observe(1, 1, at(0), false, 11_019 * MS);
+        assert_eq!(settler.next_deadline_ns(&POLICY), Some(11_269 * MS));
+        settler.observe(1, 1, at(1), false, 11_100 * MS);
+        settler.observe(1, 1, at(0), false, 21_100 * MS);
+        assert_eq!(settler.next_deadline_ns(&POLICY), Some(21_120 * MS));
+    }
+
+    #[test]
+    fn a_move_on_purpose_is_no_drift_and_leaves_a_vcpu_calm() {
+        let mut settler = Settler::default();
+        settler.observe(1, 0, at(1), true, 1000 * MS);
+        assert_eq!(publish(&mut settler, 1000), [(1, 1)]);
+        settler.observe(1, 1, at(0), false, 1500 * MS);
+        assert_eq!(settler.next_deadline_ns(&POLICY), Some(1520 * MS));
+    }
+
+    #[test]
+    fn the_short_dwell_ends_when_a_vcpu_moves_on() {
+        let mut settler = Settler::default();
+        settler.observe(1, 0, at(1), false, 1000 * MS);
+        settler.observe(1, 0, at(2), false, 1010 * MS);
+        assert_eq!(settler.next_deadline_ns(&POLICY), Some(1260 * MS));
+    }
+
+    #[test]
+    fn drift_waits_for_its_dwell() {
+        let mut settler = restless();
+        settler.observe(1, 0, at(1), false, 1000 * MS);
+        assert_eq!(settler.next_deadline_ns(&POLICY), Some(1250 * MS));
+        assert_eq!(settler.due(&POLICY, 1249 * MS), Due::Nothing);
+        assert_eq!(settler.due(&POLICY, 1250 * MS), Due::Now(PublishReason::Drifted { vcpu: 1 }));
+        assert_eq!(publish(&mut settler, 1250), [(1, 1)]);
+        assert_eq!(settler.due(&POLICY, 9000 * MS), Due::Nothing);
+        assert_eq!(settler.next_deadline_ns(&POLICY), None);
+    }
+
+    #[test]
+    fn a_move_on_purpose_does_not_wait_and_hurries_a_drift() {
+        let mut settler = restless();
+        settler.observe(1, 0, at(1), true, 1000 * MS);
+        assert_eq!(settler.due(&POLICY, 1000 * MS), Due::Now(PublishReason::Moved { vcpu: 1 }));
+        assert_eq!(publish(&mut settler, 1000), [(1, 1)]);
+        settler.observe(2, 0, at(1), false, 1000 * MS);
+        settler.observe(2, 0, at(1), true, 1001 * MS);
+        assert_eq!(publish(&mut settler, 1001), [(2, 1)]);
+    }
+
+    #[test]
+    fn a_return_within_the_dwell_is_counted_and_not_published() {
+        let mut settler = restless();
+        settler.observe(1, 0, at(1), false, 1000 * MS);
+        settler.observe(1, 0, at(0), false, 1100 * MS);
+        assert_eq!(settler.suppressed(), Suppressed { dwell: 1, cap: 0 });
+        assert_eq!(settler.due(&POLICY, 5000 * MS), Due::Nothing);
+        settler.observe(1, 0, at(0), false, 1200 * MS);
+        assert_eq!(settler.suppressed().dwell, 1, "an unchanged state suppresses nothing");
+    }
+
+    #[test]
+    fn being_nearer_or_further_from_home_alone_is_no_news_for_the_guest() {
+        let mut settler = Settler::default();
+        settler.observe(1, 0, NodeAssignment { node: 0, approximate: true }, true, 1000 * MS);
+        settler.observe(1, 0, at(0), true, 1100 * MS);
+        assert_eq!(settler.due(&POLICY, 9000 * MS), Due::Nothing);
+        assert_eq!(settler.suppressed(), Suppressed::default());
+    }
+
+    #[test]
+    fn a_vcpu_that_never_rests_is_published_after_some_dwells() {
+        let mut settler = restless();
+        for step in 0..10 {
+            let ms = 1000 + 200 * u64::from(step);
+            settler.observe(1, 0, at(1 + step % 2), false, ms * MS);
+            let published = !publish(&mut settler, ms).is_empty();
+            assert_eq!(published, step == 5, "step {step}");
+            if published {
+                return;
+            }
+        }
+    }
+
+    #[test]
+    fn the_cap_defers_counts_once_and_batches() {
+        let mut settler = Settler::default();
+        for vcpu in 0..2 {
+            settler.observe(vcpu, 0, at(1), true, 1000 * MS);
+            assert_eq!(publish(&mut settler, 1000).len(), 1);
+        }
+        settler.observe(2, 0, at(1), true, 1001 * MS);
+        settler.observe(3, 0, at(1), true, 1002 * MS);
+        assert_eq!(settler.due(&POLICY, 1003 * MS), Due::Deferred);
+        assert!(publish(&mut settler, 1003).is_empty() && publish(&mut settler, 1999).is_empty());
+        assert_eq!(settler.suppressed(), Suppressed { dwell: 0, cap: 1 });
+        assert_eq!(settler.next_deadline_ns(&POLICY), Some(2000 * MS));
+        let batch = settler.take_due(&POLICY, 2000 * MS);
+        assert_eq!(batch.changed_ns, 1001 * MS);
+        assert_eq!(batch.vcpus.into_keys().collect::<Vec<_>>(), [2, 3]);
+    }
+
+    #[test]
+    fn what_is_not_yet_due_is_not_swept_along() {
+        let mut settler = restless();
+        settler.observe(1, 0, at(1), false, 1000 * MS);
+        settler.observe(2, 0, at(1), true, 1001 * MS);
+        assert_eq!(publish(&mut settler, 1001), [(2, 1)]);
+        assert_eq!(settler.next_deadline_ns(&POLICY), Some(1250 * MS));
+    }
+}

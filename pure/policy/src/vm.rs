@@ -1,0 +1,346 @@
+//! What is true of a VM, what was published to its guest, and what the guest uses.
+
+use crate::acked::{AckedTopology, Update};
+use crate::devices::{DeviceStatus, Devices};
+use crate::plan::PublishReason;
+use crate::{Due, Homes, NodeAssignment, SettlePolicy, Settler, Suppressed, choose_node, distances, homes};
+use std::collections::{BTreeMap, BTreeSet};
+use vnuma_model::{ApicId, DistanceMatrix, GuestNodeId, HostNodeId, HostTopology, PciAddress, VmDescription};
+
+/// Where a vCPU is, as far as decisions go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Observation {
+    /// Its host node. One that is confined to a node counts as being there, also while it
+    /// sleeps on a CPU that it will never run on again.
+    pub node: HostNodeId,
+    /// Somebody put it there on purpose, so that it will stay.
+    pub deliberate: bool,
+    /// Since when, `CLOCK_MONOTONIC`, nanoseconds.
+    pub time_ns: u64,
+}
+
+/// How true the guest's view of a vCPU is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum VcpuState {
+    /// It is on the home of the guest node that the guest uses for it.
+    True,
+    /// It is on no guest node's home. The guest uses the nearest one.
+    Approximate,
+    /// The guest uses another guest node: published and not yet acknowledged, waiting to be published, or nothing can
+    /// be published.
+    Stale,
+    /// It was not observed, no guest node has a known home, or what the guest uses cannot be known.
+    Unknown,
+}
+
+/// What is known of a vCPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VcpuStatus {
+    /// Its host node, if observed.
+    pub host_node: Option<HostNodeId>,
+    /// Guest node that the guest's kernel uses, as far as it has acknowledged.
+    pub acked_node: Option<GuestNodeId>,
+    /// Guest node that was published last, or that it booted with.
+    pub published_node: Option<GuestNodeId>,
+    /// Guest node that would be right.
+    pub target_node: Option<GuestNodeId>,
+    /// The sum of it.
+    pub state: VcpuState,
+}
+
+/// The whole view of a guest, to be published.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Publication {
+    /// Between guest nodes, by their number.
+    pub distances: DistanceMatrix,
+    /// In rising order of APIC id.
+    pub vcpus: Vec<(ApicId, GuestNodeId)>,
+    /// PCI functions of the host that the VM has, in rising order of address.
+    pub devices: Vec<(PciAddress, GuestNodeId)>,
+    /// Oldest change of the host in it.
+    pub changed_ns: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Vcpu {
+    boot: Option<GuestNodeId>,
+    /// It was seen, or somebody tried to see it.
+    looked_at: bool,
+    observed: Option<Observation>,
+    /// What is true, if it can be said.
+    target: Option<NodeAssignment>,
+    /// What was published last or, before that, what the guest booted with.
+    published: GuestNodeId,
+}
+
+/// A VM's guest nodes and vCPUs: where they are, and what its guest knows of that.
+#[derive(Clone, Debug)]
+pub struct VmPlacement {
+    guest_nodes: Vec<GuestNodeId>,
+    homes: Homes,
+    distances: DistanceMatrix,
+    vcpus: BTreeMap<ApicId, Vcpu>,
+    settler: Settler,
+    acked: AckedTopology<ApicId>,
+    devices: Devices,
+    publishing: bool,
+    /// Nothing was published since the VM has a channel, which it has since this time.
+    first_since_ns: Option<u64>,
+}
+
+impl VmPlacement {
+    /// A VM that was just seen. No vCPU is observed and nothing is published.
+    pub fn new(host: &HostTopology, vm: &VmDescription) -> Self {
+        let mut placement = Self {
+            guest_nodes: Vec::new(),
+            homes: Homes::new(),
+            distances: DistanceMatrix::default(),
+            vcpus: BTreeMap::new(),
+            settler: Settler::default(),
+            acked: AckedTopology::default(),
+            devices: Devices::default(),
+            publishing: false,
+            first_since_ns: None,
+        };
+        placement.describe(host, vm, 0);
+        placement
+    }
+
+    /// The hypervisor's description was read again: vCPUs and devices come and go, memory finds another home.
+    pub fn describe(&mut self, host: &HostTopology, vm: &VmDescription, now_ns: u64) {
+        self.guest_nodes = vm.guest_nodes.iter().map(|node| node.id).collect();
+        self.homes = homes(&vm.guest_nodes, &vm.memory_devices, &self.homes);
+        let mut changed = false;
+        for vcpu in &vm.vcpus {
+            if self.vcpus.contains_key(&vcpu.apic_id) {
+                continue;
+            }
+            changed = true;
+            let node = vcpu.boot_node.or(self.guest_nodes.first().copied()).unwrap_or(0);
+            if !self.guest_nodes.is_empty() {
+                self.acked.boot(vcpu.apic_id, node);
+            }
+            let state = Vcpu {
+                boot: vcpu.boot_node,
+                looked_at: false,
+                observed: None,
+                target: None,
+                published: node,
+            };
+            self.vcpus.insert(vcpu.apic_id, state);
+        }
+        let present: BTreeSet<_> = vm.vcpus.iter().map(|vcpu| vcpu.apic_id).collect();
+        let (settler, acked) = (&mut self.settler, &mut self.acked);
+        self.vcpus.retain(|id, _| {
+            let stays = present.contains(id);
+            if !stays {
+                settler.forget(*id);
+                acked.forget(*id);
+                changed = true;
+            }
+            stays
+        });
+        self.devices.describe(&vm.devices);
+        self.reassess(host, changed, now_ns);
+    }
+
+    /// The host has other nodes, CPUs or distances now.
+    pub fn host_changed(&mut self, host: &HostTopology, now_ns: u64) {
+        self.reassess(host, false, now_ns);
+    }
+
+    /// Homes, distances or the host's nodes changed: all is worked out again.
+    fn reassess(&mut self, host: &HostTopology, vcpus_changed: bool, now_ns: u64) {
+        let distances = distances(host, &self.guest_nodes, &self.homes);
+        let devices_changed = self.devices.reassess(host, &self.homes);
+        let changed = distances != self.distances || vcpus_changed || devices_changed;
+        self.distances = distances;
+        if changed && self.publishing {
+            self.settler.publish_at_once(PublishReason::Described, now_ns);
+        }
+        let observed: Vec<_> = self.vcpus.iter().filter_map(|(id, v)| Some((*id, v.observed?))).collect();
+        for (vcpu, observation) in observed {
+            // What is right changes now, not when the vCPU came where it is.
+            let time_ns = now_ns.max(observation.time_ns);
+            self.observe(host, vcpu, Some(Observation { time_ns, ..observation }));
+        }
+    }
+
+    /// A vCPU was seen, or cannot be seen any more. Returns the host node that it left, if it was
+    /// seen on another one before.
+    pub fn observe(
+        &mut self,
+        host: &HostTopology,
+        apic_id: ApicId,
+        observation: Option<Observation>,
+    ) -> Option<HostNodeId> {
+        let vcpu = self.vcpus.get_mut(&apic_id)?;
+        let before = std::mem::replace(&mut vcpu.observed, observation);
+        vcpu.looked_at = true;
+        let Some(now) = observation else {
+            vcpu.target = None;
+            self.settler.suspend(apic_id);
+            return None;
+        };
+        vcpu.target = choose_node(host, &self.homes, now.node, Some(vcpu.published), vcpu.boot);
+        match vcpu.target {
+            Some(target) if self.publishing => {
+                // Nothing was published yet, so that this is no drift.
+                let (deliberate, time_ns) =
+                    self.first_since_ns.map_or((now.deliberate, now.time_ns), |since_ns| (true, since_ns));
+                self.settler.observe(apic_id, vcpu.published, target, deliberate, time_ns);
+            }
+            _ => self.settler.suspend(apic_id),
+        }
+        before.map(|before| before.node).filter(|&node| node != now.node)
+    }
+
+    /// The VM has a channel from now on: all that is true is to be published at once. It waits until all vCPUs were looked
+    /// at, but no longer than drift has to last: a VM whose channel is taken over may have been found just before, and
+    /// would be told the nodes that it booted with.
+    pub fn start_publishing(&mut self, now_ns: u64) {
+        self.publishing = true;
+        self.first_since_ns = Some(now_ns);
+        self.settler.clear();
+        self.settler.publish_at_once(PublishReason::Attached, now_ns);
+        for (&apic_id, vcpu) in &mut self.vcpus {
+            if let (Some(target), Some(_)) = (vcpu.target, vcpu.observed) {
+                self.settler.observe(apic_id, vcpu.published, target, true, now_ns);
+            }
+        }
+    }
+
+    /// The channel is gone. The guest keeps what it took over.
+    pub fn stop_publishing(&mut self) {
+        self.publishing = false;
+        self.first_since_ns = None;
+        self.settler.clear();
+        self.acked.stop_waiting();
+        self.devices.stop_publishing();
+    }
+
+    /// Somebody else has the guest's channel: what the guest uses cannot be known until it acknowledges again, or boots
+    /// without the channel.
+    pub fn acked_unknown(&mut self) {
+        self.acked.unknown();
+        self.devices.acked_unknown();
+    }
+
+    /// The guest boots again, and uses what it boots with. If it has a channel, everything is published anew, for its
+    /// driver to acknowledge.
+    pub fn rebooted(&mut self, now_ns: u64) {
+        self.acked.stop_waiting();
+        self.devices.acked_unknown();
+        let first = self.guest_nodes.first().copied();
+        for (&id, vcpu) in &self.vcpus {
+            if let Some(node) = vcpu.boot.or(first) {
+                self.acked.boot(id, node);
+            }
+        }
+        if self.publishing {
+            self.settler.publish_at_once(PublishReason::Rebooted, now_ns);
+        }
+    }
+
+    /// Is a publication due?
+    pub fn due(&self, policy: &SettlePolicy, now_ns: u64) -> Due {
+        let waits = self.first_waits_until_ns(policy).is_some_and(|until_ns| now_ns < until_ns);
+        if self.publishing && !waits { self.settler.due(policy, now_ns) } else { Due::Nothing }
+    }
+
+    /// How long the first publication waits at most for vCPUs that nobody has looked at.
+    fn first_waits_until_ns(&self, policy: &SettlePolicy) -> Option<u64> {
+        let since_ns = self.first_since_ns?;
+        let waits = self.vcpus.values().any(|vcpu| !vcpu.looked_at);
+        waits.then(|| since_ns.saturating_add(policy.dwell_ns))
+    }
+
+    /// A publication is due, and has to wait for the cap.
+    pub fn note_deferred(&mut self) {
+        self.settler.note_deferred();
+    }
+
+    /// What is to be published under `generation`. It counts as published from now on.
+    pub fn publish(&mut self, policy: &SettlePolicy, generation: u64, now_ns: u64) -> Publication {
+        self.first_since_ns = None;
+        let batch = self.settler.take_due(policy, now_ns);
+        for (id, pending) in &batch.vcpus {
+            if let Some(vcpu) = self.vcpus.get_mut(id) {
+                vcpu.published = pending.target.node;
+            }
+        }
+        let update = Update { generation, changed_ns: batch.changed_ns, published_ns: now_ns };
+        self.acked.published(update, self.vcpus.iter().map(|(id, vcpu)| (*id, vcpu.published)));
+        Publication {
+            distances: self.distances.clone(),
+            vcpus: self.vcpus.iter().map(|(&apic_id, vcpu)| (apic_id, vcpu.published)).collect(),
+            devices: self.devices.publish(update),
+            changed_ns: batch.changed_ns,
+        }
+    }
+
+    /// The guest has acknowledged a generation. Returns what it took over, if that was outstanding.
+    pub fn acknowledged(&mut self, generation: u64) -> Option<Update> {
+        self.devices.acknowledged(generation);
+        self.acked.acknowledged(generation)
+    }
+
+    /// Is an acknowledgement outstanding?
+    pub fn is_waiting(&self) -> bool {
+        self.acked.is_waiting()
+    }
+
+    /// When [`Self::due`] says something else, if nothing else happens.
+    pub fn next_deadline_ns(&self, policy: &SettlePolicy) -> Option<u64> {
+        let deadline_ns = self.settler.next_deadline_ns(policy).filter(|_| self.publishing)?;
+        Some(deadline_ns.max(self.first_waits_until_ns(policy).unwrap_or(0)))
+    }
+
+    /// What was suppressed since the VM was first seen.
+    pub fn suppressed(&self) -> Suppressed {
+        self.settler.suppressed()
+    }
+
+    /// Home of each guest node.
+    pub fn homes(&self) -> &Homes {
+        &self.homes
+    }
+
+    /// Guest nodes, in rising order.
+    pub fn guest_nodes(&self) -> &[GuestNodeId] {
+        &self.guest_nodes
+    }
+
+    /// Distances between guest nodes that follow from their homes, by position.
+    pub fn distances(&self) -> &DistanceMatrix {
+        &self.distances
+    }
+
+    /// What is known of a device, by the address that the guest has for it.
+    pub fn device(&self, address: PciAddress) -> Option<DeviceStatus> {
+        self.devices.status(address)
+    }
+
+    /// What is known of a vCPU.
+    pub fn vcpu(&self, apic_id: ApicId) -> Option<VcpuStatus> {
+        let vcpu = self.vcpus.get(&apic_id)?;
+        let acked = self.acked.node(apic_id);
+        let state = match (vcpu.target, acked) {
+            (None, _) | (_, None) => VcpuState::Unknown,
+            (Some(target), Some(node)) if target.node != node => VcpuState::Stale,
+            (Some(NodeAssignment { approximate: true, .. }), _) => VcpuState::Approximate,
+            _ => VcpuState::True,
+        };
+        Some(VcpuStatus {
+            host_node: vcpu.observed.map(|observed| observed.node),
+            acked_node: acked,
+            published_node: (!self.guest_nodes.is_empty()).then_some(vcpu.published),
+            target_node: vcpu.target.map(|target| target.node),
+            state,
+        })
+    }
+}
+
+#[cfg(test)]
+#[path = "vm_tests.rs"]
+mod tests;

@@ -1,0 +1,614 @@
+//! All that is known, as plain data: the host, the VMs on it, their vCPUs and channels.
+//!
+//! Observations change it, and [`decide`](crate::decide) reads it. It keeps an index of deadlines, so that the cost of an
+//! event does not grow with the number of VMs.
+
+mod channel;
+mod homing;
+mod link;
+mod masks;
+mod memory;
+mod others;
+mod reading;
+mod rehome;
+mod replug;
+mod schedule;
+mod sizing;
+mod stays;
+mod unplug;
+
+pub use channel::{ChannelEvent, ChannelState, Publisher, Replug};
+pub use homing::{Homing, Obstacle};
+pub use link::{FIRST_RETRY_NS, Link, LinkEvent};
+pub use masks::{Begun, Confine, LastStep, Mechanism, PolicyMask, Quality, Shown, VcpuMask, VmScheduling};
+pub use memory::{LastMemoryMove, MemoryMoved, MemoryMoves};
+pub use others::Others;
+pub use reading::{Accesses, Counted, HostReading, MemoryRange, MemoryReading, VcpuReading, VmReading};
+pub use rehome::{RehomeObstacle, RehomeWish};
+pub use replug::{ReplugEnd, ReplugHistory};
+pub use schedule::{LastPeriod, MaskChange, Schedule};
+pub use sizing::{NodeSizing, ResizeObstacle, ResizeWish, SizeMode, WantedSize};
+pub use stays::{Stays, StaysWhy};
+pub use unplug::{UNPLUG_LIMIT_NS, Unplug, UnplugStep};
+
+use crate::{
+    Observation, Policies, VcpuState, VmPlacement, migration::Migration, rehome_policy::Rehomer,
+    repatriation::Repatriator,
+};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use vnuma_model::{ApicId, GuestNodeId, HostNodeId, HostTopology, VcpuLocation, VmDescription};
+
+/// Number of a VM or a candidate. Never used twice.
+pub type VmId = u64;
+/// Number of a connection to a hypervisor. Never used twice.
+pub type ConnectionId = u64;
+/// Number of a request that waits for an answer. Never used twice.
+pub type RequestId = u64;
+
+/// Why a process does not run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StopReason {
+    /// A signal stopped it.
+    Signal,
+    /// A debugger holds it.
+    Tracer,
+}
+
+/// The process of a VM's hypervisor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProcessState {
+    /// Its PID.
+    pub pid: i32,
+    /// Why it does not run, if so.
+    pub stopped: Option<StopReason>,
+}
+
+/// Who described a VM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DescriptionSource {
+    /// Its hypervisor.
+    Hypervisor,
+    /// KVM, which names its vCPUs. The hypervisor has not answered yet.
+    Kvm,
+    /// The names of its threads. The numbers in them may not be APIC ids.
+    ThreadNames,
+}
+
+/// Who put a vCPU where it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mover {
+    /// An operator, through vnuma.
+    Operator,
+    /// A scheduling policy.
+    Policy,
+}
+
+/// A move of a vCPU that is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Move {
+    /// The vCPU.
+    pub vcpu: ApicId,
+    /// The host node it goes to.
+    pub node: HostNodeId,
+    /// Who wants it.
+    pub mover: Mover,
+    /// The request that waits for it.
+    pub request: Option<RequestId>,
+    /// It has been begun; its outcome will be reported.
+    pub in_flight: bool,
+}
+
+/// What a guest's driver reports of itself. All of it can be false: it is shown, and decides nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DriverStatus {
+    /// Whether it changes the kernel's maps by CPU hotplug (safe mode) or in place. `None`: neither, or there is no driver.
+    pub safe_mode: Option<bool>,
+    /// Its version: major, minor, patch. `None` without a driver.
+    pub version: Option<[u16; 3]>,
+    /// The last generation that it refused or applied in part only, and the error number, 0 if that is none.
+    pub refused: Option<(u64, i32)>,
+    /// It sets the nodes of PCI devices.
+    pub knows_devices: bool,
+    /// PCI devices that came or went in the guest, as it counts them. A change is a reason to look.
+    pub device_changes: u64,
+}
+
+/// Least time between a description of a VM and the next one because its guest has seen devices come or go: a guest must not
+/// cost more by saying so without end.
+const LOOK_PAUSE_NS: u64 = 2_000_000_000;
+
+/// What was published to a guest and what it acknowledged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PublicationStats {
+    /// Last generation that was published.
+    pub published: Option<u64>,
+    /// Last generation that the guest acknowledged.
+    pub acknowledged: Option<u64>,
+    /// What the guest's driver reported last.
+    pub driver: DriverStatus,
+    /// Publications.
+    pub publications: u64,
+    /// Publications that the guest acknowledged.
+    pub acknowledgements: u64,
+}
+
+/// A VM whose vCPUs are known.
+#[derive(Clone, Debug)]
+pub struct Vm {
+    /// What it consists of.
+    pub description: VmDescription,
+    /// Source of the description.
+    pub source: DescriptionSource,
+    /// Where it runs, and what its guest uses.
+    pub placement: VmPlacement,
+    /// Where each vCPU was seen last.
+    pub locations: BTreeMap<ApicId, VcpuLocation>,
+    /// vCPUs that vnumad put on a node, and who asked for it.
+    pub assigned: BTreeMap<ApicId, (HostNodeId, Mover)>,
+    /// Its topology channel.
+    pub channel: ChannelState,
+    /// The channel's device is to go, and the guest has not let go of it.
+    pub unplug: Option<Unplug>,
+    /// Moves that are requested or under way, in the order of the requests.
+    pub moves: Vec<Move>,
+    /// A replug that an operator wants.
+    pub replug_wanted: Option<Replug>,
+    /// Replugs so far.
+    pub replugs: ReplugHistory,
+    /// How its vCPUs are scheduled.
+    pub scheduling: VmScheduling,
+    /// Where its memory is, and what becomes of it when it is displaced.
+    pub homing: Homing,
+    /// What was published.
+    pub stats: PublicationStats,
+    /// When it was found, and when it was described last.
+    pub found_ns: u64,
+    /// When it was described last, or asked to be.
+    pub described_ns: u64,
+    /// When it is to be described because its guest has seen devices come or go.
+    pub look_ns: Option<u64>,
+    /// It is to be attached when it runs without a channel: its QEMU is marked so.
+    pub marked: bool,
+    /// The mark is to be taken away, which has not been done yet, or has failed.
+    pub unmarking: bool,
+    /// A migration that is under way, or the last one if that was not to the end.
+    pub migration: Option<Migration>,
+}
+
+/// Run states of QEMU: it waits for a VM to arrive, and its VM is elsewhere.
+const WAITS: &str = "inmigrate";
+const LEFT: &str = "postmigrate";
+
+/// Is the VM that this describes elsewhere?
+pub fn has_left(description: &VmDescription) -> bool {
+    description.run_state == LEFT
+}
+
+impl Vm {
+    /// A VM that was just found.
+    pub fn new(
+        host: &HostTopology,
+        description: VmDescription,
+        source: DescriptionSource,
+        now_ns: u64,
+    ) -> Self {
+        Self {
+            placement: VmPlacement::new(host, &description),
+            description,
+            source,
+            locations: BTreeMap::new(),
+            assigned: BTreeMap::new(),
+            channel: ChannelState::Detached,
+            unplug: None,
+            moves: Vec::new(),
+            replug_wanted: None,
+            replugs: ReplugHistory::default(),
+            scheduling: VmScheduling::default(),
+            homing: Homing::default(),
+            stats: PublicationStats::default(),
+            found_ns: now_ns,
+            described_ns: now_ns,
+            look_ns: None,
+            marked: false,
+            unmarking: false,
+            migration: None,
+        }
+    }
+
+    /// Its guest has not arrived yet: its QEMU waits for a migration.
+    pub fn waits(&self) -> bool {
+        self.description.run_state == WAITS
+    }
+
+    /// A migration of it is under way.
+    pub fn is_migrating(&self) -> bool {
+        self.migration.as_ref().is_some_and(|migration| !migration.phase().is_over())
+    }
+
+    /// The channel's device that is to go, where nothing else is under way with it.
+    fn waiting_unplug(&self) -> Option<&Unplug> {
+        let idle = matches!(self.channel, ChannelState::Attached(_) | ChannelState::Lost);
+        self.unplug.as_ref().filter(|_| idle && !self.is_migrating())
+    }
+
+    /// What is due as the guest has not let go of its channel's device. `answers`: its hypervisor can be asked.
+    pub(crate) fn unplug_step(&self, answers: bool, now_ns: u64) -> Option<UnplugStep> {
+        self.waiting_unplug()?.step(answers, now_ns)
+    }
+
+    /// It is marked to be attached, runs without a channel, and is not about to leave.
+    pub fn is_to_be_attached(&self) -> bool {
+        self.marked
+            && !self.unmarking
+            && self.channel == ChannelState::Detached
+            && self.description.run_state == "running"
+            && self.replug_wanted.is_none()
+            && self.migration.as_ref().is_none_or(Migration::may_attach)
+    }
+
+    /// Takes over what its guest's driver reports. Where a device is in the guest is known when the driver starts, and may be
+    /// another place when devices have come or gone.
+    pub fn driver_reported(&mut self, status: DriverStatus, now_ns: u64) {
+        let before = std::mem::replace(&mut self.stats.driver, status);
+        let news =
+            (status.knows_devices, status.device_changes) != (before.knows_devices, before.device_changes);
+        if status.knows_devices && news {
+            self.look_ns.get_or_insert(now_ns.max(self.described_ns.saturating_add(LOOK_PAUSE_NS)));
+        }
+    }
+
+    /// The name by which an operator calls it.
+    pub fn name(&self) -> &str {
+        &self.description.name
+    }
+
+    /// Takes over a new description.
+    pub fn describe(&mut self, host: &HostTopology, description: VmDescription, now_ns: u64) {
+        self.described_ns = now_ns;
+        self.placement.describe(host, &description, now_ns);
+        let present: BTreeSet<_> = description.vcpus.iter().map(|vcpu| vcpu.apic_id).collect();
+        self.locations.retain(|id, _| present.contains(id));
+        self.assigned.retain(|id, _| present.contains(id));
+        self.keep_masks(&description);
+        self.description = description;
+    }
+
+    /// Records where a vCPU was seen, or `None` if its location is unknown. An observation older than the last one is
+    /// ignored.
+    fn locate(&mut self, host: &HostTopology, apic_id: ApicId, location: Option<VcpuLocation>) -> Located {
+        let Some(location) = location else {
+            self.locations.remove(&apic_id);
+            self.placement.observe(host, apic_id, None);
+            return Located::Anew(None);
+        };
+        if self.locations.get(&apic_id).is_some_and(|before| before.time_ns > location.time_ns) {
+            return Located::AsBefore;
+        }
+        let before = self.locations.insert(apic_id, location).map(|before| self.observation(apic_id, before));
+        let now = self.observation(apic_id, location);
+        if before.is_some_and(|before| (before.node, before.deliberate) == (now.node, now.deliberate)) {
+            return Located::AsBefore;
+        }
+        Located::Anew(self.placement.observe(host, apic_id, Some(now)).map(|from| (from, now.node)))
+    }
+
+    /// Records that vnumad put a vCPU on a node. It may have been seen there before this was known.
+    pub fn assign(&mut self, host: &HostTopology, apic_id: ApicId, node: HostNodeId, mover: Mover) {
+        self.assigned.insert(apic_id, (node, mover));
+        if let Some(location) = self.locations.get(&apic_id) {
+            let now = self.observation(apic_id, *location);
+            self.placement.observe(host, apic_id, Some(now));
+        }
+    }
+
+    /// Records that vnumad does not say any more where a vCPU is, unless an operator said so.
+    pub fn unassign(&mut self, host: &HostTopology, apic_id: ApicId) {
+        if self.assigned.get(&apic_id).is_some_and(|(_, mover)| *mover == Mover::Policy) {
+            self.assigned.remove(&apic_id);
+            if let Some(location) = self.locations.get(&apic_id) {
+                let now = self.observation(apic_id, *location);
+                self.placement.observe(host, apic_id, Some(now));
+            }
+        }
+    }
+
+    /// Of a vCPU that is gone, or has another thread, no mask is known.
+    fn keep_masks(&mut self, description: &VmDescription) {
+        let same_process = self.description.pid == description.pid;
+        let threads: BTreeMap<ApicId, i32> =
+            description.vcpus.iter().map(|vcpu| (vcpu.apic_id, vcpu.tid)).collect();
+        let kept = |vcpu: &&vnuma_model::Vcpu| threads.get(&vcpu.apic_id) == Some(&vcpu.tid);
+        let kept: BTreeSet<ApicId> =
+            self.description.vcpus.iter().filter(kept).map(|vcpu| vcpu.apic_id).collect();
+        self.scheduling.masks.retain(|id, _| same_process && kept.contains(id));
+    }
+
+    /// Classifies a location. A vCPU whose affinity confines it to a node was put there on purpose. So was a vCPU that
+    /// vnumad put there, confined or not. Anything else is drift.
+    fn observation(&self, apic_id: ApicId, location: VcpuLocation) -> Observation {
+        let node = location.pinned.unwrap_or(location.node);
+        let assigned = self.assigned.get(&apic_id).is_some_and(|(assigned, _)| *assigned == node);
+        Observation { node, deliberate: assigned || location.pinned.is_some(), time_ns: location.time_ns }
+    }
+
+    /// The guest node that a vCPU would have to be replugged to, if it has one that is known and is not on it.
+    pub fn astray(&self, apic_id: ApicId) -> Option<GuestNodeId> {
+        let status = self.placement.vcpu(apic_id)?;
+        (status.state == VcpuState::Stale).then_some(status.target_node).flatten()
+    }
+
+    /// vCPUs that could be replugged to a better node. A paused guest accepts none, and a guest with a channel needs none.
+    /// While one is replugged the others stay astray. QEMU cannot unplug the vCPU that a machine boots with.
+    fn astray_now(&self) -> Vec<(ApicId, GuestNodeId)> {
+        let ready = self.source == DescriptionSource::Hypervisor
+            && self.description.run_state == "running"
+            && !self.is_migrating()
+            && matches!(self.channel, ChannelState::Detached | ChannelState::Replugging(_));
+        let vcpus = self.description.vcpus.iter().filter(|vcpu| ready && vcpu.index != 0);
+        vcpus.filter_map(|vcpu| Some((vcpu.apic_id, self.astray(vcpu.apic_id)?))).collect()
+    }
+
+    /// Host node of the memory that a vCPU's guest kernel allocates for it, if the VM has several guest nodes.
+    pub(crate) fn home_of(&self, apic_id: ApicId) -> Option<HostNodeId> {
+        let several = self.placement.guest_nodes().len() > 1;
+        let node = self.placement.vcpu(apic_id).filter(|_| several)?.published_node?;
+        self.placement.homes().get(&node).copied()
+    }
+
+    /// Host nodes of its guest nodes can change without an event.
+    pub fn has_unbound_memory(&self) -> bool {
+        let bound = |memory: &vnuma_model::MemoryBacking| memory.bound_node().is_some();
+        let mut plugged = self.description.memory_devices.iter().filter(|device| device.plugged_bytes > 0);
+        self.description.guest_nodes.iter().any(|node| !node.memory.as_ref().is_some_and(bound))
+            || plugged.any(|device| !bound(&device.memory))
+    }
+}
+
+/// Result of an observation of a vCPU.
+enum Located {
+    /// Nothing changed that a decision depends on.
+    AsBefore,
+    /// Something changed. If the node did: the old one and the new one.
+    Anew(Option<(HostNodeId, HostNodeId)>),
+}
+
+/// A VM, or a candidate that may turn out to be one, as a backend listed it.
+#[derive(Clone, Debug)]
+pub struct ManagedVm {
+    /// The backend's name for it, opaque here.
+    pub handle: String,
+    /// Its name until it reports its own.
+    pub fallback_name: String,
+    /// Differs when another VM may be behind the handle.
+    pub instance: u64,
+    /// The link to its hypervisor.
+    pub link: Link,
+    /// The process of its hypervisor, once known.
+    pub process: Option<ProcessState>,
+    /// The VM, once its vCPUs are known. It stays known while the link is down.
+    pub vm: Option<Vm>,
+}
+
+impl ManagedVm {
+    /// A candidate that was just listed.
+    pub fn new(handle: String, fallback_name: String, instance: u64, now_ns: u64) -> Self {
+        Self { handle, fallback_name, instance, link: Link::new(now_ns), process: None, vm: None }
+    }
+
+    /// The name by which an operator calls it.
+    pub fn name(&self) -> &str {
+        self.vm.as_ref().map_or(&self.fallback_name, |vm| vm.name())
+    }
+
+    /// Why its process does not run, if so.
+    pub fn stopped(&self) -> Option<StopReason> {
+        self.process.and_then(|process| process.stopped)
+    }
+
+    /// The connection that answers commands now.
+    pub fn responsive(&self) -> Option<ConnectionId> {
+        self.link.responsive().filter(|_| self.stopped().is_none())
+    }
+
+    /// Its next deadline.
+    fn deadline_ns(&self, policies: &Policies) -> Option<u64> {
+        let retry = match self.link {
+            Link::Disconnected { retry_ns, .. } => Some(retry_ns),
+            _ => None,
+        };
+        let vm = self.vm.as_ref();
+        let publication = vm
+            .filter(|vm| matches!(vm.channel.publisher(), Some(Publisher::Ready(_))))
+            .and_then(|vm| vm.placement.next_deadline_ns(&policies.settle));
+        let replug =
+            vm.filter(|vm| vm.channel == ChannelState::Detached && self.responsive().is_some()).and_then(
+                |vm| vm.replugs.next_deadline_ns(&vm.description.spare_slots, policies.replug_after_ns?),
+            );
+        let look = vm.and_then(|vm| vm.look_ns);
+        let observation = vm.and_then(|vm| vm.homing.due_ns.filter(|_| !vm.homing.observing));
+        let answers = self.responsive().is_some();
+        let migration = vm.and_then(|vm| vm.migration.as_ref()?.deadline_ns(answers));
+        let unplug = vm.and_then(|vm| vm.waiting_unplug()?.deadline_ns(answers));
+        [retry, publication, replug, look, observation, migration, unplug].into_iter().flatten().min()
+    }
+}
+
+/// All that is known.
+#[derive(Clone, Debug, Default)]
+pub struct World {
+    /// The host.
+    pub host: HostTopology,
+    vms: BTreeMap<VmId, ManagedVm>,
+    /// Deadlines by time, one for each VM that has any.
+    deadlines: BTreeSet<(u64, VmId)>,
+    indexed: HashMap<VmId, u64>,
+    /// Changed since [`commit`](Self::commit).
+    touched: BTreeSet<VmId>,
+    schedule: Schedule,
+    repatriator: Repatriator,
+    rehomer: Rehomer,
+}
+
+impl World {
+    /// A host without VMs.
+    pub fn new(host: HostTopology) -> Self {
+        Self { host, ..Self::default() }
+    }
+
+    /// A VM.
+    pub fn get(&self, id: VmId) -> Option<&ManagedVm> {
+        self.vms.get(&id)
+    }
+
+    /// A VM to change. The next decision considers it.
+    pub fn get_mut(&mut self, id: VmId) -> Option<&mut ManagedVm> {
+        self.touched.insert(id);
+        self.vms.get_mut(&id)
+    }
+
+    /// The host and a VM to change together.
+    pub fn vm_mut(&mut self, id: VmId) -> Option<(&HostTopology, &mut Vm)> {
+        self.touched.insert(id);
+        Some((&self.host, self.vms.get_mut(&id)?.vm.as_mut()?))
+    }
+
+    /// Records where a vCPU of a VM was seen, or `None` if its location is unknown. An observation older than the last one is
+    /// ignored, and one that shows the same node leads to no decision. Returns the old and the new node if they differ.
+    pub fn locate(
+        &mut self,
+        id: VmId,
+        apic_id: ApicId,
+        location: Option<VcpuLocation>,
+    ) -> Option<(HostNodeId, HostNodeId)> {
+        let vm = self.vms.get_mut(&id)?.vm.as_mut()?;
+        match vm.locate(&self.host, apic_id, location) {
+            Located::AsBefore => None,
+            Located::Anew(change) => {
+                self.touched.insert(id);
+                change
+            }
+        }
+    }
+
+    /// Adds a VM.
+    pub fn insert(&mut self, id: VmId, vm: ManagedVm) {
+        self.touched.insert(id);
+        self.vms.insert(id, vm);
+    }
+
+    /// Forgets a VM.
+    pub fn remove(&mut self, id: VmId) -> Option<ManagedVm> {
+        self.touched.insert(id);
+        self.repatriator.forget(id);
+        self.rehomer.forget(id);
+        self.vms.remove(&id)
+    }
+
+    /// All VMs.
+    pub fn iter(&self) -> impl Iterator<Item = (VmId, &ManagedVm)> {
+        self.vms.iter().map(|(id, vm)| (*id, vm))
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.vms.len()
+    }
+
+    /// Are there none?
+    pub fn is_empty(&self) -> bool {
+        self.vms.is_empty()
+    }
+
+    /// Replaces the host's topology.
+    pub fn host_changed(&mut self, host: HostTopology, now_ns: u64) {
+        self.host = host;
+        self.schedule.host_changed();
+        for (id, managed) in &mut self.vms {
+            if let Some(vm) = &mut managed.vm {
+                vm.placement.host_changed(&self.host, now_ns);
+                self.touched.insert(*id);
+            }
+        }
+    }
+
+    /// VMs that changed or whose deadline has passed.
+    pub fn due(&self, now_ns: u64) -> BTreeSet<VmId> {
+        let ripe = self.deadlines.range(..=(now_ns, VmId::MAX)).map(|(_, id)| *id);
+        ripe.chain(self.touched.iter().copied()).collect()
+    }
+
+    /// Ends a turn, after its changes were considered.
+    pub fn commit(&mut self, policies: &Policies, now_ns: u64) {
+        self.refresh(policies, now_ns);
+        self.touched.clear();
+    }
+
+    /// Updates what is derived, for all VMs that changed or whose deadline has passed.
+    pub fn refresh(&mut self, policies: &Policies, now_ns: u64) {
+        for id in self.due(now_ns) {
+            let deadline_ns = self.vms.get_mut(&id).and_then(|managed| {
+                if let Some(vm) = managed.vm.as_mut().filter(|_| policies.replug_after_ns.is_some()) {
+                    let astray = vm.astray_now();
+                    vm.replugs.note(astray, now_ns);
+                }
+                managed.deadline_ns(policies)
+            });
+            if let Some(before_ns) = self.indexed.remove(&id) {
+                self.deadlines.remove(&(before_ns, id));
+            }
+            if let Some(deadline_ns) = deadline_ns {
+                self.deadlines.insert((deadline_ns, id));
+                self.indexed.insert(id, deadline_ns);
+            }
+        }
+    }
+
+    /// When the first deadline is.
+    pub fn next_deadline_ns(&self) -> Option<u64> {
+        self.deadlines.first().map(|(deadline_ns, _)| *deadline_ns)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vnuma_model::{HostNode, Vcpu};
+
+    #[test]
+    fn an_observation_that_says_nothing_new_leads_to_no_decision() {
+        let node = |id: u32| HostNode { id, cpus: [id, id + 2].into_iter().collect(), ..HostNode::default() };
+        let host = HostTopology { nodes: vec![node(0), node(1)], ..HostTopology::default() };
+        let description = VmDescription {
+            name: "a".into(),
+            pid: 1,
+            run_state: "running".into(),
+            guest_nodes: Vec::new(),
+            vcpus: vec![Vcpu { index: 0, apic_id: 0, boot_node: None, tid: 2 }],
+            spare_slots: BTreeMap::new(),
+            devices: Vec::new(),
+            memory_devices: Vec::new(),
+        };
+        let mut world = World::new(host);
+        let mut managed = ManagedVm::new("qmp:a".into(), "a".into(), 0, 0);
+        managed.vm = Some(Vm::new(&world.host, description, DescriptionSource::Hypervisor, 0));
+        managed.link = Link::Answers { connection: 1 };
+        world.insert(1, managed);
+        let mut see = |cpu: u32, pinned: Option<u32>, time_ns: u64| {
+            world.commit(&Policies::default(), time_ns);
+            let location = VcpuLocation { cpu, node: cpu % 2, pinned, time_ns };
+            let change = world.locate(1, 0, Some(location));
+            let cpu = world.get(1).and_then(|managed| Some(managed.vm.as_ref()?.locations[&0].cpu));
+            (change, world.due(time_ns).len(), cpu)
+        };
+        assert_eq!(see(0, None, 1), (None, 1, Some(0)), "the first one");
+        assert_eq!(see(2, None, 2), (None, 0, Some(2)), "another CPU of the node");
+        assert_eq!(see(1, None, 3), (Some((0, 1)), 1, Some(1)));
+        assert_eq!(see(0, None, 2), (None, 0, Some(1)), "an old one");
+        assert_eq!(see(1, Some(1), 4), (None, 1, Some(1)), "it was put there");
+        assert_eq!(
+            see(0, Some(1), 5),
+            (None, 0, Some(0)),
+            "it sleeps where it was, and runs on its node next"
+        );
+    }
+}

@@ -1,0 +1,375 @@
+//! Guest nodes that get another home: what is there, and the next step of each re-home.
+
+use super::{ChannelState, Move, Mover, Publisher, Vm, VmId, World};
+use crate::{
+    Due, Policies, VcpuState, backings,
+    rehome::{Part, Rehome, RehomeStep, RehomeView},
+    rehome_policy::{NodeView, RehomeWhy},
+    residency::{AreaSample, Keeps, MemoryObservation},
+    resident_kib,
+    scheduling::memory::{BASE_KIB, MemoryReason, MoveMemory, NodeMemory},
+};
+use std::collections::{BTreeMap, BTreeSet};
+use vnuma_model::{ApicId, GuestNodeId, HostNodeId, MemoryBacking};
+
+/// Why the memory of a guest node cannot get another home.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RehomeObstacle {
+    /// VFIO has pinned it.
+    #[error("VFIO has pinned all memory of this VM, as it has a device of the host")]
+    Devices,
+    /// There are not enough huge pages.
+    #[error(
+        "node {node} has {free} free huge pages of {page_kib} KiB, and {needed} are to go there; /sys/devices/system/node/node{node}/hugepages has its pool"
+    )]
+    NoHugePages {
+        /// The node.
+        node: HostNodeId,
+        /// Size of a page, KiB.
+        page_kib: u64,
+        /// What is not there yet.
+        needed: u64,
+        /// What its pool has free.
+        free: u64,
+    },
+    /// It is spread over nodes on purpose.
+    #[error("its memory is interleaved over nodes by QEMU's policy")]
+    Interleaved,
+    /// Its process has no memory of that node.
+    #[error("the cpuset of QEMU excludes the memory of node {0}")]
+    Cpuset(HostNodeId),
+    /// The node is offline, or has no memory.
+    #[error("node {0} is offline, or has no memory")]
+    NoMemory(HostNodeId),
+    /// There is not enough room.
+    #[error(
+        "node {node} has no room: {needed_mib} MiB are to go there, and {free_mib} MiB are free beyond its reserve"
+    )]
+    NoRoom {
+        /// The node.
+        node: HostNodeId,
+        /// What is not there yet.
+        needed_mib: u64,
+        /// What may come.
+        free_mib: u64,
+    },
+    /// Somebody else has confined its vCPUs.
+    #[error(
+        "vCPUs {vcpus:?} are confined to other nodes, and not by this vnumad; widen their affinities, or repeat it with --move-pinned"
+    )]
+    Pinned {
+        /// These.
+        vcpus: Vec<ApicId>,
+    },
+}
+
+/// What an operator wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RehomeWish {
+    /// The guest node.
+    pub guest_node: GuestNodeId,
+    /// Its new home.
+    pub node: HostNodeId,
+    /// Say what would be done, and do nothing.
+    pub dry_run: bool,
+    /// Move vCPUs that somebody else has confined to another node as well.
+    pub move_pinned: bool,
+    /// Why, if no operator wants it: its vCPUs are there already, and stay as they are.
+    pub why: Option<RehomeWhy>,
+}
+
+impl Vm {
+    /// Resident memory of a guest node, by host node, bytes: what it booted with, and what is plugged.
+    pub fn places_of(&self, guest_node: GuestNodeId) -> Vec<(HostNodeId, u64)> {
+        let node = self.description.guest_nodes.iter().find(|node| node.id == guest_node);
+        let places = node.map(|node| resident_kib(node, &self.description.memory_devices));
+        places.into_iter().flatten().map(|(node, kib)| (node, kib.saturating_mul(1024))).collect()
+    }
+
+    /// What of it is not on a node, bytes, by the size of its pages, KiB.
+    fn away_from(&self, guest_node: GuestNodeId, to: HostNodeId) -> BTreeMap<u64, u64> {
+        let mut away = BTreeMap::new();
+        let node = self.description.guest_nodes.iter().find(|node| node.id == guest_node);
+        for memory in node.into_iter().flat_map(|node| backings(node, &self.description.memory_devices)) {
+            let page_kib = memory.mapping.map_or(BASE_KIB, |mapping| mapping.page_kib);
+            let sum: &mut u64 = away.entry(page_kib).or_default();
+            for (_, kib) in memory.resident_kib.iter().filter(|(place, _)| *place != to) {
+                *sum = sum.saturating_add(kib.saturating_mul(1024));
+            }
+        }
+        away
+    }
+
+    /// The same by what it is of, and where.
+    fn parts_of(&self, guest_node: GuestNodeId) -> Vec<Part> {
+        let Some(node) = self.description.guest_nodes.iter().find(|node| node.id == guest_node) else {
+            return Vec::new();
+        };
+        let parts = |memory: &MemoryBacking| {
+            // Without a place it is in no area, and cannot be moved.
+            let start = memory.mapping.map_or(0, |mapping| mapping.start);
+            let part =
+                move |&(node, kib): &(HostNodeId, u64)| Part { start, node, bytes: kib.saturating_mul(1024) };
+            memory.resident_kib.iter().map(part).collect::<Vec<_>>()
+        };
+        backings(node, &self.description.memory_devices).flat_map(parts).collect()
+    }
+
+    /// vCPUs of a guest node: as its guest was told last or, where no home is near a vCPU, as it booted.
+    pub(super) fn vcpus_of(&self, guest_node: GuestNodeId) -> Vec<ApicId> {
+        let is_its = |vcpu: &&vnuma_model::Vcpu| {
+            let status = self.placement.vcpu(vcpu.apic_id);
+            let approximate = status.is_some_and(|status| status.state == VcpuState::Approximate);
+            let told = status.and_then(|status| status.published_node);
+            told == Some(guest_node) || (approximate && vcpu.boot_node == Some(guest_node))
+        };
+        self.description.vcpus.iter().filter(is_its).map(|vcpu| vcpu.apic_id).collect()
+    }
+
+    /// Its guest knows of its homes, as far as it can be told.
+    fn is_published(&self, policies: &Policies, now_ns: u64) -> bool {
+        match self.channel {
+            ChannelState::Attached(Publisher::Ready(_)) | ChannelState::Detaching(Publisher::Ready(_), _) => {
+                self.placement.due(&policies.settle, now_ns) == Due::Nothing
+            }
+            ChannelState::Attached(_) | ChannelState::Detaching(..) => false,
+            ChannelState::Attaching(_) | ChannelState::Recovering => false,
+            _ => true,
+        }
+    }
+
+    /// The host node that all vCPUs of a guest node run on, if no guest node is at home there.
+    fn stays(&self, guest_node: GuestNodeId) -> Option<HostNodeId> {
+        let vcpus = self.vcpus_of(guest_node);
+        let at = self.locations.get(vcpus.first()?)?.node;
+        let there = |vcpu: &ApicId| self.locations.get(vcpu).is_some_and(|location| location.node == at);
+        let is_home = self.placement.homes().values().any(|home| *home == at);
+        (!is_home && vcpus.iter().all(there)).then_some(at)
+    }
+
+    fn rehome_view(&self, guest_node: GuestNodeId, policies: &Policies, now_ns: u64) -> RehomeView {
+        let memory = &self.scheduling.memory;
+        RehomeView {
+            parts: self.parts_of(guest_node),
+            home: self.placement.homes().get(&guest_node).copied(),
+            moving: memory.is_under_way() || memory.wanted.is_some(),
+            published: self.is_published(policies, now_ns),
+            vcpus: self.description.vcpus.iter().map(|vcpu| vcpu.apic_id).collect(),
+        }
+    }
+
+    /// Its memory is being given another home: no policy moves it meanwhile.
+    pub fn is_rehomed(&self) -> bool {
+        self.homing.rehome.as_ref().is_some_and(Rehome::is_active)
+    }
+
+    /// vCPUs that somebody else has confined to other nodes.
+    fn pinned_elsewhere(&self, vcpus: &[ApicId], node: HostNodeId) -> Vec<ApicId> {
+        let by_others = |vcpu: &&ApicId| {
+            let pinned = self.locations.get(vcpu).and_then(|location| location.pinned);
+            let ours = self.assigned.get(vcpu).map(|(assigned, _)| *assigned);
+            pinned.is_some_and(|pinned| pinned != node && ours != Some(pinned))
+        };
+        vcpus.iter().filter(by_others).copied().collect()
+    }
+}
+
+impl World {
+    /// What would be done, if something can be.
+    pub fn plan_rehome(&self, vm: &Vm, wish: &RehomeWish) -> Result<Rehome, RehomeObstacle> {
+        let node = wish.node;
+        let observed = vm.homing.observed.as_deref();
+        let obstacle = observed.and_then(|seen| {
+            seen.of(wish.guest_node).into_iter().find_map(|sample| vm.rehome_obstacle(sample, node, seen))
+        });
+        if let Some(obstacle) = obstacle {
+            return Err(obstacle);
+        }
+        for (page_kib, needed) in vm.away_from(wish.guest_node, node) {
+            let room = observed.map_or(0, |seen| seen.room(node, page_kib).available_of(page_kib));
+            if needed > room {
+                return Err(no_room(node, page_kib, needed, room));
+            }
+        }
+        // Memory may be at home on a node without CPUs; vCPUs stay then.
+        let has_cpus = self.host.node(node).is_some_and(|node| !node.cpus.is_empty());
+        let moves_vcpus = has_cpus && wish.why.is_none();
+        let vcpus = if moves_vcpus { vm.vcpus_of(wish.guest_node) } else { Vec::new() };
+        let pinned = vm.pinned_elsewhere(&vcpus, node);
+        if !wish.move_pinned && !pinned.is_empty() {
+            return Err(RehomeObstacle::Pinned { vcpus: pinned });
+        }
+        let mut rehome = Rehome::new(wish.guest_node, node, vcpus);
+        rehome.why = wish.why;
+        Ok(rehome)
+    }
+
+    /// The guest nodes of a VM, as a policy for their homes sees them after a look at its memory.
+    pub(super) fn node_views(
+        &self,
+        id: VmId,
+        vm: &Vm,
+        observed: &MemoryObservation,
+        policies: &Policies,
+    ) -> Vec<NodeView> {
+        let view = |guest_node: GuestNodeId| {
+            let samples = observed.of(guest_node);
+            let home = *vm.placement.homes().get(&guest_node)?;
+            let to_vcpus = policies.memory_goes_to_vcpus();
+            let may = |to: &HostNodeId| {
+                let kept = |sample: &&AreaSample| vm.obstacle(sample, *to, observed, to_vcpus).is_some();
+                !samples.iter().any(kept) && too_much_kept(&samples, *to).is_none()
+            };
+            let stays = vm.stays(guest_node).filter(may);
+            let movable = |to: HostNodeId| samples.iter().flat_map(move |sample| sample.movable(to));
+            let away = stays.into_iter().flat_map(movable);
+            Some(NodeView {
+                guest_node,
+                stays,
+                away_bytes: away.fold(0, |sum, (_, size)| sum.saturating_add(size.bytes)),
+                bytes: samples.iter().fold(0, |sum, sample| sum.saturating_add(sample.area.bytes)),
+                distance: stays.and_then(|to| self.host.distance(to, home)).unwrap_or(20),
+                saving: stays.and_then(|to| self.saving(id, observed, (home, to))),
+            })
+        };
+        let guest_nodes: BTreeSet<_> = observed.areas.iter().map(|sample| sample.area.guest_node).collect();
+        guest_nodes.into_iter().filter_map(view).collect()
+    }
+
+    /// The memory of a VM was looked at: a guest node that gets another home by itself, if one does.
+    pub fn decide_rehome(&mut self, id: VmId, policies: &Policies, now_ns: u64) -> Option<RehomeWish> {
+        let vm = self.get(id)?.vm.as_ref()?;
+        if vm.is_rehomed() || vm.is_resized() || vm.waits() || vm.is_migrating() {
+            return None;
+        }
+        let observed = vm.homing.observed.clone().filter(|_| vm.homing.problem.is_none())?;
+        let views = self.node_views(id, vm, &observed, policies);
+        let (guest_node, node, why) = self.rehomer.decide(&policies.rehome, id, &views, now_ns)?;
+        Some(RehomeWish { guest_node, node, dry_run: false, move_pinned: true, why: Some(why) })
+    }
+
+    /// A re-home begins. One that has not ended is given up.
+    pub fn begin_rehome(&mut self, id: VmId, rehome: Rehome, policies: &Policies, now_ns: u64) {
+        self.repatriator.forget(id);
+        if rehome.why.is_none() {
+            self.rehomer.rehomed(&policies.rehome, id, rehome.guest_node, now_ns);
+        }
+        if let Some((_, vm)) = self.vm_mut(id) {
+            vm.scheduling.memory.wanted = None;
+            vm.homing.rehome = Some(rehome);
+        }
+    }
+
+    /// An operator ends it. False: there is none.
+    pub fn stop_rehome(&mut self, id: VmId) -> bool {
+        let Some((_, vm)) = self.vm_mut(id).filter(|(_, vm)| vm.is_rehomed()) else { return false };
+        vm.scheduling.memory.wanted.take_if(|order| matches!(order.why, MemoryReason::Rehome(_)));
+        // Those that are under way end by themselves.
+        let left = vm.homing.rehome.as_ref().map(|rehome| rehome.left.clone()).unwrap_or_default();
+        vm.moves
+            .retain(|wanted| wanted.in_flight || wanted.request.is_some() || !left.contains(&wanted.vcpu));
+        vm.homing.rehome.iter_mut().for_each(Rehome::stop);
+        true
+    }
+
+    /// Takes a re-home a step on. Returns it if it has come to another phase.
+    pub fn advance_rehome(&mut self, id: VmId, policies: &Policies, now_ns: u64) -> Option<Rehome> {
+        let vm = self.get(id)?.vm.as_ref().filter(|vm| vm.is_rehomed())?;
+        let mut rehome = vm.homing.rehome.clone()?;
+        let before = rehome.phase().clone();
+        let step = rehome.next(&vm.rehome_view(rehome.guest_node, policies, now_ns));
+        let areas = vm.memory_areas();
+        let total_kib = self.host.node(rehome.to).map_or(0, |node| node.memory_total_kib);
+        if *rehome.phase() == before && step == RehomeStep::Wait {
+            return None;
+        }
+        match step {
+            RehomeStep::Wait => {}
+            RehomeStep::Memory(part) => match areas.iter().find(|area| area.start == part.start) {
+                Some(area) => {
+                    let order = MoveMemory {
+                        from: part.node,
+                        to: rehome.to,
+                        bytes: part.bytes,
+                        page_kib: area.page_kib,
+                        reserve_kib: NodeMemory { total_kib, free_kib: 0 }.reserve_of(area.page_kib),
+                        within: Some((area.start, area.start.saturating_add(area.bytes))),
+                        parts: None,
+                        why: MemoryReason::Rehome(rehome.guest_node),
+                    };
+                    self.want_memory(id, order);
+                }
+                None => {
+                    let problem = "where QEMU has it is not known any more".to_owned();
+                    rehome.memory_ended(part.start, part.node, Some(problem));
+                }
+            },
+            RehomeStep::Vcpus(vcpus) => {
+                let (_, vm) = self.vm_mut(id)?;
+                let (node, mover) = (rehome.to, Mover::Operator);
+                let wanted = |vcpu| Move { vcpu, node, mover, request: None, in_flight: false };
+                vm.moves.extend(vcpus.into_iter().map(wanted));
+            }
+        }
+        let changed = *rehome.phase() != before;
+        let (_, vm) = self.vm_mut(id)?;
+        vm.homing.rehome = Some(rehome.clone());
+        changed.then_some(rehome)
+    }
+
+    /// A move of a re-home has ended.
+    pub(super) fn rehome_moved(&mut self, id: VmId, order: &MoveMemory, problem: Option<String>) {
+        let Some((_, vm)) = self.vm_mut(id) else { return };
+        let its = |rehome: &&mut Rehome| {
+            order.why == MemoryReason::Rehome(rehome.guest_node) && order.to == rehome.to
+        };
+        if let Some(rehome) = vm.homing.rehome.as_mut().filter(its) {
+            rehome.memory_ended(order.within.map_or(0, |(start, _)| start), order.from, problem);
+        }
+    }
+}
+
+impl Vm {
+    /// What keeps memory of a guest node from another home.
+    fn rehome_obstacle(
+        &self,
+        sample: &AreaSample,
+        to: HostNodeId,
+        observed: &MemoryObservation,
+    ) -> Option<RehomeObstacle> {
+        let policy = self.backing_of(&sample.area).map(|memory| memory.policy.as_str());
+        if !self.description.devices.is_empty() {
+            Some(RehomeObstacle::Devices)
+        } else if policy == Some("interleave") {
+            Some(RehomeObstacle::Interleaved)
+        } else if observed.room(to, BASE_KIB).total_kib == 0 {
+            Some(RehomeObstacle::NoMemory(to))
+        } else if !observed.allowed.contains(&to) {
+            Some(RehomeObstacle::Cpuset(to))
+        } else {
+            None
+        }
+    }
+}
+
+/// What keeps so many pages of a guest node elsewhere that its home would not be there. Most of those that are kept are so for this.
+pub(super) fn too_much_kept(samples: &[&AreaSample], to: HostNodeId) -> Option<Keeps> {
+    let resident = samples.iter().fold(0_u64, |sum, one| sum.saturating_add(one.resident().bytes));
+    let kept: Vec<_> = samples.iter().flat_map(|sample| sample.kept(to)).collect();
+    let stays = kept.iter().fold(0_u64, |sum, (_, size)| sum.saturating_add(size.bytes));
+    let most = kept.iter().max_by_key(|(_, size)| size.bytes)?;
+    (stays >= resident.saturating_sub(stays)).then_some(most.0)
+}
+
+fn no_room(node: HostNodeId, page_kib: u64, needed: u64, room: u64) -> RehomeObstacle {
+    if page_kib > BASE_KIB {
+        let page = page_kib.saturating_mul(1024);
+        return RehomeObstacle::NoHugePages {
+            node,
+            page_kib,
+            needed: needed.div_ceil(page),
+            free: room / page,
+        };
+    }
+    RehomeObstacle::NoRoom { node, needed_mib: needed.div_ceil(1 << 20), free_mib: room >> 20 }
+}
