@@ -2,13 +2,13 @@
 
 mod bench;
 mod checks;
+mod counts;
 mod deb;
 mod demo;
 #[cfg(test)]
 mod documents;
 mod fuzz;
 mod lab;
-#[cfg(test)]
 mod layers;
 mod setup;
 mod steps;
@@ -56,6 +56,8 @@ enum Command {
     Fuzz(fuzz::Arguments),
     /// Format, lints, unit, property and lab tests, recorded servers: what CI runs
     Test,
+    /// Counts of the tree, such as circles of imports, with their limits and what they are made of
+    Counts,
     /// The host topology reader on recorded servers, beside lstopo
     Servers,
     /// The long runs: property tests with many cases, fuzz targets, hundreds of moves, a long demonstration
@@ -72,6 +74,7 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }),
         Command::Bench(arguments) => bench::run(&arguments).map(|()| ExitCode::SUCCESS),
+        Command::Counts => counts::run().map(|()| ExitCode::SUCCESS),
         Command::Servers => checks::servers().map(|()| ExitCode::SUCCESS),
         Command::Fuzz(arguments) => fuzz::main(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Soak(arguments) => checks::soak(&arguments).map(|()| ExitCode::SUCCESS),
