@@ -7,6 +7,7 @@ use crate::{
 };
 use vnuma_daemon::core::event::{Event, Report, Request};
 use vnuma_hypervisor::VmError;
+use vnuma_model::RunState;
 use vnuma_policy::world::StopReason;
 
 /// Something that happens again and again.
@@ -357,7 +358,7 @@ impl Simulation {
 
     fn reboot(&mut self) {
         let (now_ns, takes_ns) = (self.now_ns, self.rng.within(10 * MILLI..3 * SECOND));
-        let runs = |machine: &Machine| machine.answers() && machine.run_state() == "running";
+        let runs = |machine: &Machine| machine.answers() && machine.run_state() == RunState::Running;
         let Some((slot, machine)) = self.a_machine().filter(|(_, machine)| runs(machine)) else { return };
         machine.boot(now_ns + takes_ns);
         self.count("reboots");

@@ -26,7 +26,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use vnuma_api as api;
 use vnuma_daemon::core::event::{Ask, Command, Event, Made, MaskOrder, Report, Request};
 use vnuma_model::{
-    ApicId, GuestNodeId, HostNodeId, HostTopology, PciAddress, Vcpu, VcpuLocation, VmDescription, VmDevice,
+    ApicId, GuestNodeId, HostNodeId, HostTopology, PciAddress, RunState, Vcpu, VcpuLocation, VmDescription,
+    VmDevice,
 };
 use vnuma_policy::{
     Publication, SettlePolicy,
@@ -333,7 +334,7 @@ impl Checker {
         self.migration_reported(connection, vm, report);
         match report {
             Report::Up(description, _) | Report::Described(description)
-                if description.run_state == "postmigrate" =>
+                if description.run_state == RunState::Left =>
             {
                 self.forget(vm);
             }
@@ -385,7 +386,7 @@ impl Checker {
         let Some(view) = self.vms.get_mut(&vm) else { return };
         (view.nodes, view.homes) = (description.guest_nodes.len(), truth::homes(description));
         view.devices.clone_from(&description.devices);
-        if std::mem::replace(&mut view.waits, description.run_state == "inmigrate") && !view.waits {
+        if std::mem::replace(&mut view.waits, description.run_state == RunState::Arriving) && !view.waits {
             view.arrived();
         }
         let present: BTreeMap<ApicId, &Vcpu> = description.vcpus.iter().map(|v| (v.apic_id, v)).collect();

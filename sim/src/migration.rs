@@ -7,6 +7,7 @@ use crate::{
 };
 use vnuma_daemon::core::event::{Ask, Report, Request};
 use vnuma_hypervisor::{Migration, MigrationStatus, VmError};
+use vnuma_model::RunState;
 
 /// Between two attempts of a migration to end while its QEMU is stopped or hangs.
 const AGAIN: u64 = 100 * MILLI;
@@ -47,13 +48,13 @@ impl Machine {
         self.migration == MigrationStatus::Completed
     }
 
-    /// What QEMU calls what it does.
-    pub fn run_state(&self) -> &'static str {
+    /// What its hypervisor says that it does.
+    pub fn run_state(&self) -> RunState {
         match self.migration {
-            MigrationStatus::Completed => "postmigrate",
-            MigrationStatus::PostCopy => "finish-migrate",
-            _ if self.waits => "inmigrate",
-            _ => "running",
+            MigrationStatus::Completed => RunState::Left,
+            MigrationStatus::PostCopy => RunState::Leaving,
+            _ if self.waits => RunState::Arriving,
+            _ => RunState::Running,
         }
     }
 }

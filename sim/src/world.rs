@@ -7,8 +7,8 @@ use crate::{
 use std::collections::{BTreeMap, VecDeque};
 use vnuma_hypervisor::MigrationStatus;
 use vnuma_model::{
-    ApicId, CpuSet, GuestNode, GuestNodeId, HostNodeId, MemoryBacking, PciAddress, Vcpu, VcpuLocation,
-    VmDescription, VmDevice,
+    ApicId, CpuSet, GuestNode, GuestNodeId, HostNodeId, MemoryBacking, NumaPolicy, PciAddress, Vcpu,
+    VcpuLocation, VmDescription, VmDevice,
 };
 use vnuma_policy::{Publication, world::StopReason};
 
@@ -134,7 +134,7 @@ impl Machine {
             memory: node.home.map(|home| MemoryBacking {
                 id: format!("ram{id}"),
                 size_bytes: crate::memory::GUEST_NODE,
-                policy: if node.bound { "bind" } else { "default" }.to_owned(),
+                policy: if node.bound { NumaPolicy::Bind } else { NumaPolicy::Default },
                 host_nodes: if node.bound { vec![home] } else { Vec::new() },
                 resident_kib: if node.bound {
                     Vec::new()
@@ -147,7 +147,7 @@ impl Machine {
         VmDescription {
             name: self.name.clone(),
             pid: self.pid,
-            run_state: self.run_state().to_owned(),
+            run_state: self.run_state(),
             guest_nodes: self.nodes.iter().enumerate().map(node).collect(),
             vcpus: self.listed_vcpus(),
             spare_slots: self.spare.clone(),

@@ -13,7 +13,7 @@ use crate::{
 };
 use qapi::qmp;
 use std::collections::BTreeMap;
-use vnuma_model::{BackingMapping, GuestNode, MemoryBacking, Vcpu, VmDescription};
+use vnuma_model::{BackingMapping, GuestNode, MemoryBacking, RunState, Vcpu, VmDescription};
 use vnuma_process::text::sanitize_short;
 
 const MEMDEV: &str = "query-memdev";
@@ -79,13 +79,13 @@ fn name(client: &mut Client, fallback: &str) -> Result<String, VmError> {
     }
 }
 
-fn run_state(client: &mut Client) -> Result<String, VmError> {
+fn run_state(client: &mut Client) -> Result<RunState, VmError> {
     let state = client.execute(&QueryStatus {})?.status;
     let word = |byte: u8| byte.is_ascii_lowercase() || byte == b'-';
     if state.is_empty() || state.len() > MAX_STATE || !state.bytes().all(word) {
         return Err(value(client, "query-status", "status", &state, "not the name of a state"));
     }
-    Ok(state)
+    Ok(state.into())
 }
 
 /// Guest nodes with their sizes. A QEMU without the human monitor leaves those that vCPUs are on.
@@ -131,7 +131,7 @@ fn backing(client: &Client, id: String, memdev: &Memdev) -> Result<MemoryBacking
     Ok(MemoryBacking {
         id,
         size_bytes: memdev.size,
-        policy: sanitize_short(&memdev.policy),
+        policy: sanitize_short(&memdev.policy).into(),
         host_nodes: host_nodes.collect::<Result<_, _>>()?,
         resident_kib: Vec::new(),
         mapping: None,

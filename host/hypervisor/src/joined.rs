@@ -122,13 +122,13 @@ mod tests {
     use super::*;
     use crate::{MemoryBackend, QmpBackend, memory::MemoryVm};
     use nix::poll::{PollFd, PollFlags, poll};
-    use vnuma_model::VmDescription;
+    use vnuma_model::{RunState, VmDescription};
 
     fn vm(name: &str) -> MemoryVm {
         let description = VmDescription {
             name: name.to_owned(),
             pid: 1,
-            run_state: "running".to_owned(),
+            run_state: RunState::Running,
             guest_nodes: Vec::new(),
             vcpus: Vec::new(),
             spare_slots: std::collections::BTreeMap::new(),

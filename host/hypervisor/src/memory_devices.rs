@@ -10,7 +10,8 @@ use crate::{
     commands::{Memdev, QomSet, QueryMemoryDevices, VirtioMem},
     name::check_name,
 };
-use vnuma_model::{MemoryBacking, MemoryDevice};
+use vnuma_model::{MemoryBacking, MemoryDevice, NumaPolicy};
+use vnuma_process::text::sanitize_short;
 
 /// Most devices read, of whatever type.
 const MAX_DEVICES: usize = 1024;
@@ -73,7 +74,7 @@ fn device(client: &Client, data: VirtioMem, memdevs: &[Memdev]) -> Result<Memory
     let memory = MemoryBacking {
         id: backend.to_owned(),
         size_bytes: data.max_size,
-        policy: memdev.map(|memdev| vnuma_process::text::sanitize_short(&memdev.policy)).unwrap_or_default(),
+        policy: memdev.map_or(NumaPolicy::Default, |memdev| sanitize_short(&memdev.policy).into()),
         host_nodes: host_nodes.filter_map(|&node| u32::try_from(node).ok()).collect(),
         resident_kib: Vec::new(),
         mapping: None,

@@ -94,6 +94,7 @@ pub fn match_backends(
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use vnuma_model::NumaPolicy;
 
     const TWO_NODES: &str = "2 nodes\r\nnode 0 cpus: 0 1\r\nnode 0 size: 256 MB\r\nnode 0 plugged: 0 MB\r\n\
         node 1 cpus: 2 3\r\nnode 1 size: 640 MB\r\nnode 1 plugged: 128 MB\r\n";
@@ -102,7 +103,7 @@ mod tests {
         let backing = MemoryBacking {
             id: id.to_owned(),
             size_bytes: mib << 20,
-            policy: "default".to_owned(),
+            policy: NumaPolicy::Default,
             host_nodes: Vec::new(),
             resident_kib: Vec::new(),
             mapping: None,

@@ -14,6 +14,7 @@ use std::{
 };
 use tempfile::TempDir;
 use vnuma_hypervisor::{Plugged, QmpBackend, VmBackend, VmConnection, VmError, VmEvent, VmHandle, roll_back};
+use vnuma_model::RunState;
 
 /// Whatever a peer does, no call takes this long.
 const HANG: Duration = Duration::from_secs(20);
@@ -195,7 +196,7 @@ fn a_state_that_is_none_is_refused() {
             json!({"return": answer, "id": command["id"]}).to_string()
         });
         match peer.connect().unwrap().describe() {
-            Ok(description) => assert!(good && description.run_state == "internal-error"),
+            Ok(description) => assert!(good && description.run_state == RunState::InternalError),
             Err(error) => assert!(!good && error.to_string().contains("query-status"), "{error}"),
         }
     }

@@ -43,7 +43,7 @@ use vnuma_hypervisor::{
     JoinedBackend, LibvirtBackend, MigrationStatus, PinError, PolicyPin, QmpBackend, VmBackend, VmConnection,
     VmError, VmEvent, VmHandle,
 };
-use vnuma_model::CpuSet;
+use vnuma_model::{CpuSet, NumaPolicy, RunState};
 
 impl Libvirt {
     fn backend(&self) -> LibvirtBackend {
@@ -138,7 +138,10 @@ fn a_domain_is_described_as_it_runs_and_not_tainted() {
         description.guest_nodes.iter().map(|node| (node.id, node.memory_bytes >> 20)).collect();
     assert_eq!(nodes, [(0, 64), (1, 64)]);
     let memory: Vec<_> = description.guest_nodes.iter().filter_map(|node| node.memory.as_ref()).collect();
-    assert!(memory.iter().all(|memory| memory.policy == "default" && memory.mapping.is_some()), "{memory:?}");
+    assert!(
+        memory.iter().all(|memory| memory.policy == NumaPolicy::Default && memory.mapping.is_some()),
+        "{memory:?}"
+    );
     assert!(!vm.channel_attached().unwrap() && !vm.tidy_channel().unwrap());
     assert!(vm.observe_vcpus().is_some(), "what is seen without libvirt");
     vm.probe(Duration::from_secs(5)).unwrap();
@@ -174,10 +177,10 @@ fn what_happens_to_a_domain_is_an_event() {
     await_event(&mut *vm, VmEvent::Resumed);
     libvirt.must(&["suspend", "web"]);
     await_event(&mut *vm, VmEvent::Stopped);
-    assert_eq!(vm.describe().unwrap().run_state, "paused");
+    assert_eq!(vm.describe().unwrap().run_state, RunState::Paused);
     libvirt.must(&["resume", "web"]);
     await_event(&mut *vm, VmEvent::Resumed);
-    assert_eq!(vm.describe().unwrap().run_state, "running");
+    assert_eq!(vm.describe().unwrap().run_state, RunState::Running);
     libvirt.must(&["reset", "web"]);
     await_event(&mut *vm, VmEvent::Rebooted);
     libvirt.must(&["vcpupin", "web", "2", "1", "--live"]);

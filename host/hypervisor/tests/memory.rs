@@ -13,7 +13,7 @@ use vnuma_hypervisor::{
     memory::{MemoryVm, Unplug},
     roll_back,
 };
-use vnuma_model::{GuestNode, Vcpu, VmDescription};
+use vnuma_model::{GuestNode, RunState, Vcpu, VmDescription};
 
 /// Whatever a VM does, no call takes this long.
 const HANG: Duration = Duration::from_secs(20);
@@ -25,7 +25,7 @@ fn vm(name: &str) -> MemoryVm {
     MemoryVm::simulated(VmDescription {
         name: name.to_owned(),
         pid: 99,
-        run_state: "running".to_owned(),
+        run_state: RunState::Running,
         guest_nodes: vec![node(0), node(1)],
         vcpus: vec![vcpu(0), vcpu(1)],
         spare_slots: BTreeMap::from([(1, 1)]),

@@ -22,7 +22,7 @@ use std::{
 };
 use tempfile::TempDir;
 use vnuma_hypervisor::{MigrationStatus, QmpBackend, VmBackend, VmConnection, VmError, VmEvent, VmHandle};
-use vnuma_model::{MemoryDevice, VmDescription};
+use vnuma_model::{MemoryDevice, RunState, VmDescription};
 
 /// No step takes this long, on no machine.
 const HANG: Duration = Duration::from_secs(60);
@@ -450,11 +450,11 @@ fn a_migration_fails_is_cancelled_and_arrives() {
     vm.migrate(&format!("unix:{}", socket.display()), false).unwrap();
     let failed = wait_for_status(&mut *vm, &[MigrationStatus::Failed]);
     assert!(failed.problem.unwrap().contains("No such file"), "why");
-    assert_eq!(vm.describe().unwrap().run_state, "running");
+    assert_eq!(vm.describe().unwrap().run_state, RunState::Running);
 
     let other = Qemu::beside(&format!("{NODE} -incoming unix:{}", socket.display()));
     let mut there = other.connect();
-    assert_eq!(there.describe().unwrap().run_state, "inmigrate");
+    assert_eq!(there.describe().unwrap().run_state, RunState::Arriving);
     // Post-copy is allowed with it, if this machine can do it.
     there.mark(true).unwrap();
     qemu.control(SLOW);
@@ -464,7 +464,7 @@ fn a_migration_fails_is_cancelled_and_arrives() {
     assert!(matches!(vm.attach_channel(server().1), Err(VmError::Refused { .. })), "while it migrates");
     vm.cancel_migration().unwrap();
     wait_for_status(&mut *vm, &[MigrationStatus::Cancelled]);
-    assert_eq!(vm.describe().unwrap().run_state, "running");
+    assert_eq!(vm.describe().unwrap().run_state, RunState::Running);
     drop(other);
 
     let socket = qemu.path("again.sock");
@@ -475,11 +475,11 @@ fn a_migration_fails_is_cancelled_and_arrives() {
     vm.migrate(&format!("unix:{}", socket.display()), false).unwrap();
     let done = wait_for_status(&mut *vm, &[MigrationStatus::Completed]);
     assert!(done.sent_bytes > 0 && done.downtime_ms.is_some(), "{done:?}");
-    assert_eq!(vm.describe().unwrap().run_state, "postmigrate");
+    assert_eq!(vm.describe().unwrap().run_state, RunState::Left);
     // It was started with -S.
-    assert_eq!(there.describe().unwrap().run_state, "paused");
+    assert_eq!(there.describe().unwrap().run_state, RunState::Paused);
     other.control(CONT);
-    assert_eq!(there.describe().unwrap().run_state, "running");
+    assert_eq!(there.describe().unwrap().run_state, RunState::Running);
     assert!(there.is_marked().unwrap(), "the mark is not overwritten by what arrives");
     let (_ours, theirs) = server();
     there.attach_channel(theirs).unwrap();
@@ -505,7 +505,10 @@ fn a_vm_migrates_with_its_channel_if_the_destination_has_one() {
         vm.migrate(&format!("unix:{}", socket.display()), false).unwrap();
         let ended = wait_for_status(&mut *vm, &[MigrationStatus::Completed, MigrationStatus::Failed]);
         assert_eq!(ended.status == MigrationStatus::Completed, plugged, "{ended:?}");
-        assert_eq!(vm.describe().unwrap().run_state, if plugged { "postmigrate" } else { "running" });
+        assert_eq!(
+            vm.describe().unwrap().run_state,
+            if plugged { RunState::Left } else { RunState::Running }
+        );
         assert!(!plugged || there.channel_attached().unwrap());
     }
 }

@@ -6,7 +6,7 @@ use crate::{
 };
 use roxmltree::Node;
 use std::collections::{BTreeMap, BTreeSet};
-use vnuma_model::{CpuSet, GuestNodeId, HostNodeId, is_pci_address};
+use vnuma_model::{CpuSet, GuestNodeId, HostNodeId, NumaPolicy, is_pci_address};
 
 /// Most vCPUs, guest nodes and devices that are read.
 pub(crate) const MAX_VCPUS: u32 = 8192;
@@ -60,8 +60,8 @@ pub struct Cell {
 /// Where memory comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Binding {
-    /// QEMU's policy: `bind`, `preferred`, `interleave`, or `default` where only the control group confines it.
-    pub policy: String,
+    /// Their policy: the kernel's own where only the control group confines the memory.
+    pub policy: NumaPolicy,
     /// Host nodes.
     pub nodes: Vec<HostNodeId>,
 }
@@ -277,12 +277,13 @@ fn binding(reader: &Reader<'_>, node: Node<'_, '_>) -> Result<Option<Binding>, X
     let Some(nodes) = reader.set(node, "nodeset")? else { return Ok(None) };
     let mode = node.attribute("mode").unwrap_or("strict");
     let policy = match mode {
-        "strict" => "bind",
-        "preferred" | "interleave" => mode,
-        "restrictive" => "default",
+        "strict" => NumaPolicy::Bind,
+        "preferred" => NumaPolicy::Preferred,
+        "interleave" => NumaPolicy::Interleave,
+        "restrictive" => NumaPolicy::Default,
         _ => return Err(reader.value("memory mode", mode, "not a mode of numatune")),
     };
-    Ok(Some(Binding { policy: policy.to_owned(), nodes: nodes.iter().collect() }))
+    Ok(Some(Binding { policy, nodes: nodes.iter().collect() }))
 }
 
 fn cell_memory(reader: &Reader<'_>, root: Node<'_, '_>) -> Result<BTreeMap<GuestNodeId, Binding>, XmlError> {

@@ -13,6 +13,7 @@ mod distance;
 mod host;
 mod pci;
 mod vm;
+mod words;
 
 pub use cpu_set::{CpuSet, CpuSetError};
 pub use distance::{DistanceError, DistanceMatrix, LOCAL_DISTANCE};
@@ -21,6 +22,7 @@ pub use pci::{PciAddress, PciFunction, PciLink, is_pci_address};
 pub use vm::{
     BackingMapping, GuestNode, MemoryBacking, MemoryDevice, Vcpu, VcpuLocation, VmDescription, VmDevice,
 };
+pub use words::{NumaPolicy, RunState};
 
 /// A node of the host, by the kernel's number.
 pub type HostNodeId = u32;

@@ -1,6 +1,6 @@
 //! A VM as its hypervisor describes it, and where its vCPUs are.
 
-use crate::{ApicId, CpuId, GuestNodeId, HostNodeId, PciAddress};
+use crate::{ApicId, CpuId, GuestNodeId, HostNodeId, NumaPolicy, PciAddress, RunState};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -11,9 +11,8 @@ pub struct VmDescription {
     pub name: String,
     /// The process of its hypervisor.
     pub pid: i32,
-    /// Whether its guest runs, in QEMU's words (`RunState` of qapi/run-state.json): `running`, `paused`,
-    /// `internal-error` when KVM gave it up, and more.
-    pub run_state: String,
+    /// Whether its guest runs.
+    pub run_state: RunState,
     /// Guest nodes in rising order of their number. Empty for a UMA VM (no `-numa`).
     pub guest_nodes: Vec<GuestNode>,
     /// vCPUs that are plugged, in rising order of their APIC id.
@@ -72,8 +71,8 @@ pub struct MemoryBacking {
     pub id: String,
     /// Size, bytes.
     pub size_bytes: u64,
-    /// QEMU's policy: `default`, `preferred`, `bind` or `interleave`.
-    pub policy: String,
+    /// Which nodes the kernel takes new pages from.
+    pub policy: NumaPolicy,
     /// Host nodes of the policy.
     pub host_nodes: Vec<HostNodeId>,
     /// Pages of it found on each host node, when they were counted: (node, KiB).
@@ -98,7 +97,7 @@ impl MemoryBacking {
     /// be elsewhere in any case: [`resident_kib`](Self::resident_kib) tells.
     pub fn bound_node(&self) -> Option<HostNodeId> {
         match self.host_nodes.as_slice() {
-            [only] if self.policy == "bind" => Some(*only),
+            [only] if self.policy == NumaPolicy::Bind => Some(*only),
             _ => None,
         }
     }

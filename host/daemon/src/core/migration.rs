@@ -15,7 +15,7 @@ use super::{
 };
 use vnuma_api as api;
 use vnuma_hypervisor::{Migration as Reported, MigrationStatus, VmError, VmHandle};
-use vnuma_model::VmDescription;
+use vnuma_model::{RunState, VmDescription};
 use vnuma_policy::{
     migration::{Figures, Migration, MigrationEvent, Order, Phase, Stage},
     world::{ChannelEvent, ChannelState, ConnectionId, LinkEvent, RequestId, Vm, VmId, has_left},
@@ -265,7 +265,7 @@ impl Core {
     /// An operator wants a VM attached as soon as its guest runs.
     pub(super) fn attach_on_arrival(&mut self, request: RequestId, name: &str) -> Result<(), Refusal> {
         let (id, vm, connection) = self.connected(name)?;
-        if vm.description.run_state == "running" || vm.channel != ChannelState::Detached {
+        if vm.description.run_state == RunState::Running || vm.channel != ChannelState::Detached {
             return self.attach(request, name);
         }
         refuse_if_migrating(vm)?;
@@ -346,7 +346,7 @@ impl Core {
 
     /// QEMU has an event for the end of the guest's run, and none for that of the migration which follows.
     pub(super) fn describe_leaving(&mut self) {
-        let leaves = |vm: &Vm| vm.description.run_state == "finish-migrate";
+        let leaves = |vm: &Vm| vm.description.run_state == RunState::Leaving;
         let all = self.world.iter().filter(|(_, managed)| managed.vm.as_ref().is_some_and(leaves));
         let all: Vec<VmId> = all.map(|(id, _)| id).collect();
         all.into_iter().for_each(|id| self.ask_if_connected(id, Ask::Describe));

@@ -10,7 +10,7 @@ pub(super) use sizes::sizes;
 
 use std::collections::BTreeMap;
 use vnuma_api as api;
-use vnuma_model::{CpuSet, DistanceMatrix};
+use vnuma_model::{CpuSet, DistanceMatrix, RunState};
 use vnuma_policy::{
     VcpuState,
     scheduling::{Policy, Standing, VcpuSample, memory::MemoryReason},
@@ -92,7 +92,7 @@ fn vm(vm: &Vm, hypervisor: api::Hypervisor, problem: Option<String>) -> api::Vm 
         attached: channel == api::ChannelState::Attached,
         channel,
         attach_on_arrival: vm.marked && !vm.unmarking,
-        run_state: described.then(|| vm.description.run_state.clone()),
+        run_state: described.then(|| vm.description.run_state.to_string()),
         problem: problem.or_else(|| stuck(vm)).or_else(|| kept(vm)),
         nodes: vm.description.guest_nodes.iter().map(node).collect(),
         distances: vm.placement.distances().clone(),
@@ -132,12 +132,12 @@ fn channel(state: ChannelState) -> api::ChannelState {
 
 /// Why a guest does not run though nobody paused it.
 fn stuck(vm: &Vm) -> Option<String> {
-    let state = vm.description.run_state.as_str();
+    let state = &vm.description.run_state;
     let why = match state {
-        "internal-error" => "KVM cannot run it any more",
-        "io-error" => "a disk reported an I/O error",
-        "guest-panicked" => "its kernel panicked",
-        "watchdog" => "its watchdog expired",
+        RunState::InternalError => "KVM cannot run it any more",
+        RunState::IoError => "a disk reported an I/O error",
+        RunState::Panicked => "its kernel panicked",
+        RunState::Watchdog => "its watchdog expired",
         _ => return None,
     };
     Some(format!("the guest does not run ({state}): {why}"))
@@ -262,11 +262,11 @@ fn displaced_of(vm: &Vm, node: &vnuma_model::GuestNode) -> Option<u64> {
     vnuma_policy::displaced_bytes(node, &vm.description.memory_devices, home)
 }
 
-/// The one host node that QEMU's policy takes new pages from.
+/// The one host node that its policy takes new pages from.
 fn bound(node: &vnuma_model::GuestNode) -> Option<u32> {
     let memory = node.memory.as_ref()?;
-    match (memory.policy.as_str(), &memory.host_nodes[..]) {
-        ("bind" | "preferred", [only]) => Some(*only),
+    match &memory.host_nodes[..] {
+        [only] if memory.policy.names_nodes() => Some(*only),
         _ => None,
     }
 }

@@ -11,7 +11,7 @@ use super::{
 use std::collections::{BTreeMap, HashSet};
 use vnuma_api as api;
 use vnuma_hypervisor::VmError;
-use vnuma_model::{ApicId, Vcpu, VmDescription};
+use vnuma_model::{ApicId, RunState, Vcpu, VmDescription};
 use vnuma_policy::migration::MigrationEvent;
 use vnuma_policy::world::{
     ChannelEvent, ConnectionId, DescriptionSource, Link, LinkEvent, ManagedVm, ProcessState, StopReason, Vm,
@@ -352,7 +352,7 @@ impl Core {
         let description = VmDescription {
             name,
             pid,
-            run_state: String::new(),
+            run_state: RunState::Unknown,
             guest_nodes: Vec::new(),
             vcpus,
             spare_slots: Default::default(),

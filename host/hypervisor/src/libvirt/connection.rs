@@ -21,7 +21,7 @@ use std::{
 };
 use vnuma_abi_topology_channel::ivshmem::VECTORS;
 use vnuma_libvirt::{Domain, DomainEvent, DomainXml, LibvirtError};
-use vnuma_model::{CpuSet, VmDescription};
+use vnuma_model::{CpuSet, RunState, VmDescription};
 use vnuma_process::{apparmor, qemu};
 
 /// The alias of the channel's device. libvirt keeps the names that begin so for its users.
@@ -238,9 +238,9 @@ impl VmConnection for LibvirtConnection {
         let xml = self.xml()?;
         let state = self.domain.state(SHORT).map_err(|cause| self.failed(cause))?;
         let run_state = describe::run_state(state, self.arrives);
-        self.arrives &= run_state != "running";
+        self.arrives &= run_state != RunState::Running;
         // Nobody else looks at each VM that has arrived. What libvirt refuses now is tried again with the next description.
-        if run_state == "running"
+        if run_state == RunState::Running
             && let Err(error) = self.tidy_pins(&xml)
         {
             tracing::warn!(vm = self.name, %error, "vnumad's own pins could not be tidied");

@@ -7,13 +7,15 @@ use std::{
     path::Path,
 };
 use vnuma_libvirt::{DomainState, DomainXml};
-use vnuma_model::{BackingMapping, GuestNode, MemoryBacking, PciAddress, Vcpu, VmDescription, VmDevice};
+use vnuma_model::{
+    BackingMapping, GuestNode, MemoryBacking, NumaPolicy, PciAddress, RunState, Vcpu, VmDescription, VmDevice,
+};
 
 /// Describes a domain, whose name here may differ from libvirt's. `run_state`: see [`run_state`].
 pub(super) fn describe(
     (name, domain_name): (&str, &str),
     xml: &DomainXml,
-    run_state: &str,
+    run_state: RunState,
     process: &Process,
     states: &States,
 ) -> Result<VmDescription, VmError> {
@@ -24,7 +26,7 @@ pub(super) fn describe(
     Ok(VmDescription {
         name: name.to_owned(),
         pid: process.pid(),
-        run_state: run_state.to_owned(),
+        run_state,
         guest_nodes,
         vcpus,
         spare_slots: BTreeMap::new(),
@@ -34,19 +36,19 @@ pub(super) fn describe(
     })
 }
 
-/// QEMU's word for what a domain does (`virDomainState`, `virDomainPausedReason`). `arrives`: it was started to take in a VM that
+/// What a domain does (`virDomainState`, `virDomainPausedReason`). `arrives`: it was started to take in a VM that
 /// comes from elsewhere, and has not run since.
-pub(super) fn run_state(state: DomainState, arrives: bool) -> &'static str {
+pub(super) fn run_state(state: DomainState, arrives: bool) -> RunState {
     match (state.state, state.reason) {
-        (1 | 2, _) => "running",
-        (3, 2 | 11) if arrives => "inmigrate",
-        (3, 2) => "finish-migrate",
-        (3, 5) => "io-error",
-        (3, 10) => "guest-panicked",
-        (3, _) => "paused",
-        (6, _) => "guest-panicked",
-        (7, _) => "suspended",
-        _ => "shutdown",
+        (1 | 2, _) => RunState::Running,
+        (3, 2 | 11) if arrives => RunState::Arriving,
+        (3, 2) => RunState::Leaving,
+        (3, 5) => RunState::IoError,
+        (3, 10) => RunState::Panicked,
+        (3, _) => RunState::Paused,
+        (6, _) => RunState::Panicked,
+        (7, _) => RunState::Suspended,
+        _ => RunState::ShutDown,
     }
 }
 
@@ -121,7 +123,7 @@ fn guest_nodes(xml: &DomainXml) -> Vec<GuestNode> {
         let plugged = xml.plugged.get(&cell.id).copied().unwrap_or(0);
         let (policy, host_nodes) = match xml.binding(cell.id) {
             Some(binding) => (binding.policy.clone(), binding.nodes.clone()),
-            None => ("default".to_owned(), Vec::new()),
+            None => (NumaPolicy::Default, Vec::new()),
         };
         let memory = MemoryBacking {
             id: mappings::backend_of(cell.id),

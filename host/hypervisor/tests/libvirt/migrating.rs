@@ -5,6 +5,7 @@ use super::{
     *,
 };
 use vnuma_libvirt::DomainXml;
+use vnuma_model::RunState;
 
 /// What came of a migration that was begun.
 fn outcome(vm: &mut dyn VmConnection) -> MigrationStatus {
@@ -116,7 +117,7 @@ fn a_domain_takes_its_channel_along_if_qemu_is_told_to() {
         from.must(&[&["migrate"], live, &["web", &to.uri()]].concat());
         let mut vm = to.connect(if live.len() == 1 { &mut there } else { &mut here }, "web");
         assert!(vm.gets_channel_anew() && vm.channel_attached().unwrap() && vm.tidy_channel().unwrap());
-        assert_eq!(wait_for("it to run", || vm.describe().ok()).run_state, "running");
+        assert_eq!(wait_for("it to run", || vm.describe().ok()).run_state, RunState::Running);
         assert!(from.virsh(&["domstate", "web"]).is_err());
     }
     drop(vm);
@@ -142,7 +143,7 @@ fn a_domain_that_takes_its_channel_along_stays_where_no_vnumad_is() {
     assert!(refused.contains(&format!("Failed to connect to '{}'", socket.display())), "{refused}");
     let mut backend = libvirt.backend();
     let mut vm = libvirt.connect(&mut backend, "web");
-    assert!(vm.channel_attached().unwrap() && vm.describe().unwrap().run_state == "running");
+    assert!(vm.channel_attached().unwrap() && vm.describe().unwrap().run_state == RunState::Running);
     // A domain that is attached when nobody serves it stays as others do.
     libvirt.must(&["destroy", "web"]);
     create_that_takes_its_channel_along(&libvirt);
@@ -172,7 +173,7 @@ fn a_pin_to_all_cpus_of_a_host_is_no_limit_on_the_next() {
         from.must(&["migrate", "--live", "--p2p", "web", &to.uri()]);
         let backend = if round == 0 { &mut there } else { &mut here };
         let mut vm = to.connect(backend, "web");
-        assert_eq!(wait_for("it to run", || vm.describe().ok()).run_state, "running");
+        assert_eq!(wait_for("it to run", || vm.describe().ok()).run_state, RunState::Running);
         let xml = DomainXml::parse("web", &to.must(&["dumpxml", "web"])).unwrap();
         assert_eq!(xml.pin(2), Some(&set(&online())), "taken back");
         assert_eq!(xml.limit(2), None, "an operator has pinned nothing");

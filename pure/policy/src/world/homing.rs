@@ -26,7 +26,7 @@ use crate::{
     },
 };
 use std::{collections::BTreeMap, sync::Arc};
-use vnuma_model::{BackingMapping, GuestNodeId, HostNodeId, MemoryBacking};
+use vnuma_model::{BackingMapping, GuestNodeId, HostNodeId, MemoryBacking, NumaPolicy};
 
 const SECOND_NS: u64 = 1_000_000_000;
 /// Longest time between two observations while memory is coming home: what the rate allows is saved up for as long.
@@ -166,9 +166,11 @@ impl Vm {
         moves_to_vcpus: bool,
     ) -> Option<Obstacle> {
         let backing = self.backing_of(&sample.area);
-        let excludes = |memory: &MemoryBacking| match memory.policy.as_str() {
-            "bind" | "preferred" => !memory.host_nodes.is_empty() && !memory.host_nodes.contains(&home),
-            "interleave" => true,
+        let excludes = |memory: &MemoryBacking| match memory.policy {
+            NumaPolicy::Bind | NumaPolicy::Preferred => {
+                !memory.host_nodes.is_empty() && !memory.host_nodes.contains(&home)
+            }
+            NumaPolicy::Interleave => true,
             _ => false,
         };
         let there = observed.nodes.iter().any(|(node, total, _)| *node == home && *total > 0);

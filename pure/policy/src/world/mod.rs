@@ -36,7 +36,7 @@ use crate::{
     repatriation::Repatriator,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use vnuma_model::{ApicId, GuestNodeId, HostNodeId, HostTopology, VcpuLocation, VmDescription};
+use vnuma_model::{ApicId, GuestNodeId, HostNodeId, HostTopology, RunState, VcpuLocation, VmDescription};
 
 /// Number of a VM or a candidate. Never used twice.
 pub type VmId = u64;
@@ -175,13 +175,9 @@ pub struct Vm {
     pub migration: Option<Migration>,
 }
 
-/// Run states of QEMU: it waits for a VM to arrive, and its VM is elsewhere.
-const WAITS: &str = "inmigrate";
-const LEFT: &str = "postmigrate";
-
 /// Is the VM that this describes elsewhere?
 pub fn has_left(description: &VmDescription) -> bool {
-    description.run_state == LEFT
+    description.run_state == RunState::Left
 }
 
 impl Vm {
@@ -217,7 +213,7 @@ impl Vm {
 
     /// Its guest has not arrived yet: its QEMU waits for a migration.
     pub fn waits(&self) -> bool {
-        self.description.run_state == WAITS
+        self.description.run_state == RunState::Arriving
     }
 
     /// A migration of it is under way.
@@ -241,7 +237,7 @@ impl Vm {
         self.marked
             && !self.unmarking
             && self.channel == ChannelState::Detached
-            && self.description.run_state == "running"
+            && self.description.run_state == RunState::Running
             && self.replug_wanted.is_none()
             && self.migration.as_ref().is_none_or(Migration::may_attach)
     }
@@ -341,7 +337,7 @@ impl Vm {
     /// While one is replugged the others stay astray. QEMU cannot unplug the vCPU that a machine boots with.
     fn astray_now(&self) -> Vec<(ApicId, GuestNodeId)> {
         let ready = self.source == DescriptionSource::Hypervisor
-            && self.description.run_state == "running"
+            && self.description.run_state == RunState::Running
             && !self.is_migrating()
             && matches!(self.channel, ChannelState::Detached | ChannelState::Replugging(_));
         let vcpus = self.description.vcpus.iter().filter(|vcpu| ready && vcpu.index != 0);

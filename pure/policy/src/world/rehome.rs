@@ -10,7 +10,7 @@ use crate::{
     scheduling::memory::{BASE_KIB, MemoryReason, MoveMemory, NodeMemory},
 };
 use std::collections::{BTreeMap, BTreeSet};
-use vnuma_model::{ApicId, GuestNodeId, HostNodeId, MemoryBacking};
+use vnuma_model::{ApicId, GuestNodeId, HostNodeId, MemoryBacking, NumaPolicy};
 
 /// Why the memory of a guest node cannot get another home.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -337,10 +337,10 @@ impl Vm {
         to: HostNodeId,
         observed: &MemoryObservation,
     ) -> Option<RehomeObstacle> {
-        let policy = self.backing_of(&sample.area).map(|memory| memory.policy.as_str());
+        let policy = self.backing_of(&sample.area).map(|memory| &memory.policy);
         if !self.description.devices.is_empty() {
             Some(RehomeObstacle::Devices)
-        } else if policy == Some("interleave") {
+        } else if policy == Some(&NumaPolicy::Interleave) {
             Some(RehomeObstacle::Interleaved)
         } else if observed.room(to, BASE_KIB).total_kib == 0 {
             Some(RehomeObstacle::NoMemory(to))

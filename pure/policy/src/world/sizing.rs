@@ -9,7 +9,7 @@ use crate::{
     },
 };
 use std::collections::BTreeMap;
-use vnuma_model::{GuestNodeId, HostNodeId, MemoryDevice};
+use vnuma_model::{GuestNodeId, HostNodeId, MemoryDevice, RunState};
 
 /// Who sizes a guest node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -216,8 +216,8 @@ impl World {
         if bytes % block != 0 {
             return Err(ResizeObstacle::Step { block_kib: block >> 10, boot_kib: boot >> 10 });
         }
-        if vm.description.run_state != "running" || vm.is_migrating() {
-            let state = if vm.is_migrating() { "migrating" } else { &vm.description.run_state };
+        if vm.description.run_state != RunState::Running || vm.is_migrating() {
+            let state = if vm.is_migrating() { "migrating" } else { vm.description.run_state.as_str() };
             return Err(ResizeObstacle::NotRunning(state.to_owned()));
         }
         let (before, requested) = sums(&devices);
@@ -318,7 +318,7 @@ impl World {
     pub(super) fn decide_sizes(&mut self, id: VmId, settings: &SizeSettings, now_ns: u64) {
         let Some(vm) = self.get(id).and_then(|managed| managed.vm.as_ref()) else { return };
         if vm.source != DescriptionSource::Hypervisor
-            || vm.description.run_state != "running"
+            || vm.description.run_state != RunState::Running
             || vm.is_migrating()
         {
             return;

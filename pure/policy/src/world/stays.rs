@@ -9,7 +9,7 @@ use crate::{
     residency::{AreaSample, Keeps, MemoryObservation},
 };
 use std::collections::{BTreeMap, BTreeSet};
-use vnuma_model::{GuestNodeId, HostNodeId};
+use vnuma_model::{GuestNodeId, HostNodeId, NumaPolicy};
 
 const SECOND_NS: u64 = 1_000_000_000;
 
@@ -64,14 +64,14 @@ pub enum StaysWhy {
     /// It was not looked at.
     #[error("its memory was not looked at yet")]
     NotSeen,
-    /// QEMU's policy does not name the node.
+    /// The policy of its memory does not name the node.
     #[error(
         "QEMU's policy ({policy}) takes its pages from nodes {nodes:?}, and only QEMU can change that{}",
         anyway(.policy)
     )]
     Bound {
-        /// The policy's name.
-        policy: String,
+        /// The policy.
+        policy: NumaPolicy,
         /// Its nodes.
         nodes: Vec<HostNodeId>,
     },
@@ -132,9 +132,9 @@ impl StaysWhy {
 }
 
 /// An operator moves pages against their policy, but not what is spread on purpose.
-fn anyway(policy: &str) -> &'static str {
+fn anyway(policy: &NumaPolicy) -> &'static str {
     match policy {
-        "interleave" => "",
+        NumaPolicy::Interleave => "",
         _ => "; `vnumactl rehome --guest-node --node` moves the pages that are there all the same",
     }
 }
@@ -268,7 +268,7 @@ impl Vm {
                 Obstacle::Devices => StaysWhy::Devices,
                 Obstacle::Pool => StaysWhy::Pool { node: to, page_kib: sample.area.page_kib },
                 Obstacle::Bound => StaysWhy::Bound {
-                    policy: memory.map(|memory| memory.policy.clone()).unwrap_or_default(),
+                    policy: memory.map_or(NumaPolicy::Default, |memory| memory.policy.clone()),
                     nodes: memory.map(|memory| memory.host_nodes.clone()).unwrap_or_default(),
                 },
                 Obstacle::Cpuset => StaysWhy::Cpuset(to),

@@ -58,9 +58,8 @@ fn guest_node(vm: &Vm, node: &GuestNode, stays: Option<api::MemoryStays>) -> api
 /// Nodes that new pages come from, whatever is moved: of what it booted with, and of its virtio-mem devices. Of memory to which
 /// this applies.
 fn bound(vm: &Vm, node: &GuestNode, applies: impl Fn(&[u32]) -> bool) -> Vec<u32> {
-    let policies = ["bind", "preferred"];
     let memory = vnuma_policy::backings(node, &vm.description.memory_devices);
-    let bound = memory.filter(|memory| policies.contains(&memory.policy.as_str()));
+    let bound = memory.filter(|memory| memory.policy.names_nodes());
     let bound = bound.filter(|memory| applies(&memory.host_nodes));
     let nodes: BTreeSet<u32> = bound.flat_map(|memory| memory.host_nodes.iter().copied()).collect();
     nodes.into_iter().collect()
