@@ -3,7 +3,7 @@
 use crate::{expect_clear, expect_plain};
 use std::{collections::BTreeSet, fmt::Debug};
 use vnuma_hypervisor::{check_name, numa, resident};
-use vnuma_model::{CpuSet, MemoryBacking};
+use vnuma_model::{CpuSet, MemoryBacking, NumaPolicy};
 use vnuma_observe::{
     devices::{DeviceFile, device_file},
     sysfs::{parse, pci_ids},
@@ -168,7 +168,7 @@ pub fn hmp(input: &[u8]) {
                 backing: MemoryBacking {
                     id: position.to_string(),
                     size_bytes: (node.size_mib - node.plugged_mib) << 20,
-                    policy: String::new(),
+                    policy: NumaPolicy::Default,
                     host_nodes: Vec::new(),
                     resident_kib: Vec::new(),
                     mapping: None,

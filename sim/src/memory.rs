@@ -7,11 +7,11 @@ use crate::{
 };
 use std::collections::BTreeMap;
 use vnuma_daemon::core::event::{Event, Request};
-use vnuma_model::{BackingMapping, GuestNodeId};
+use vnuma_model::{BackingMapping, GuestNodeId, PageKind, WatchedRegion};
 use vnuma_policy::{
-    hotness::{Hotness, Region},
+    hotness::Hotness,
     repatriation::MemoryPolicy,
-    residency::{AreaSample, Found, Keeps, MemoryArea, MemoryObservation, PageKind},
+    residency::{AreaSample, Found, Keeps, MemoryArea, MemoryObservation},
     scheduling::memory::MoveMemory,
     world::{MemoryMoved, VmId},
 };
@@ -80,12 +80,12 @@ impl Simulation {
         let outcome = match known && self.rng.chance(700) {
             false => Err(format!("process {pid} has ended")),
             true => {
-                let mut regions: Vec<Region> = Vec::new();
+                let mut regions: Vec<WatchedRegion> = Vec::new();
                 for area in areas {
                     let middle = area.start + self.rng.within(1..area.bytes / 4096) * 4096;
                     for (start, end) in [(area.start, middle), (middle, area.start + area.bytes)] {
                         let accesses = self.rng.within(0..21) as u32;
-                        regions.push(Region { start, end, accesses });
+                        regions.push(WatchedRegion { start, end, accesses });
                     }
                 }
                 regions.sort_by_key(|region| region.start);

@@ -6,8 +6,8 @@ use crate::{
     world::{Machine, Serial, Slot},
 };
 use vnuma_daemon::core::event::{Ask, Report, Request};
-use vnuma_hypervisor::{Migration, MigrationStatus, VmError};
-use vnuma_model::RunState;
+use vnuma_hypervisor::VmError;
+use vnuma_model::{MigrationProgress, MigrationStatus, RunState};
 
 /// Between two attempts of a migration to end while its QEMU is stopped or hangs.
 const AGAIN: u64 = 100 * MILLI;
@@ -158,7 +158,7 @@ impl Simulation {
             _ => {}
         }
         machine.passes += 1;
-        let migration = Migration {
+        let migration = MigrationProgress {
             status: machine.migration,
             sent_bytes: 1 << 20,
             left_bytes: 1 << 20,

@@ -7,7 +7,7 @@ use crate::{
 };
 use std::sync::Arc;
 use vnuma_daemon::core::event::{Event, Followed, MaskOrder, Request};
-use vnuma_model::{ApicId, CpuSet};
+use vnuma_model::{ApicId, CpuSet, ThreadCounts};
 use vnuma_policy::{
     scheduling::{CpuSample, Policy, entitlement::CpuGroup},
     world::{Accesses, Counted, HostReading, VcpuReading, VmReading},
@@ -89,13 +89,13 @@ impl Simulation {
             1 => Counted::Crowded,
             2 => Counted::DidNotRun,
             3 => Counted::NoCounters,
-            _ => Counted::Counted {
+            _ => Counted::Counted(ThreadCounts {
                 instructions: 100_000_000,
                 llc_references: 2 * misses,
                 llc_misses: misses,
                 accesses: Accesses::ByNode(vec![(node, misses)]),
                 permille: 1000,
-            },
+            }),
         };
         let waited_ns = self.rng.within(0..period_ns / 2 + 1);
         let ran_ns = period_ns - waited_ns;

@@ -5,10 +5,9 @@ use crate::{
     rng::Rng,
 };
 use std::collections::{BTreeMap, VecDeque};
-use vnuma_hypervisor::MigrationStatus;
 use vnuma_model::{
-    ApicId, CpuSet, GuestNode, GuestNodeId, HostNodeId, MemoryBacking, NumaPolicy, PciAddress, Vcpu,
-    VcpuLocation, VmDescription, VmDevice,
+    ApicId, CpuSet, GuestNode, GuestNodeId, HostNodeId, MemoryBacking, MigrationStatus, NumaPolicy,
+    PciAddress, Vcpu, VcpuLocation, VmDescription, VmDevice,
 };
 use vnuma_policy::{Publication, world::StopReason};
 

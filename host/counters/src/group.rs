@@ -2,10 +2,11 @@
 
 use crate::{
     events::{Code, Events},
-    period::{Meaning, Period, Reading, is_recent, period},
+    period::{Meaning, Reading, is_recent, period},
 };
 use perf_event::{Counter, ReadFormat};
 use std::io;
+use vnuma_model::Counted;
 
 /// Why a thread has no counters.
 #[derive(Debug, thiserror::Error)]
@@ -141,19 +142,19 @@ impl ThreadCounters {
 
     /// The same as [`Self::read`], from a reading that somebody else has made. `None`: that is too old, as it has less than half
     /// of the time that the thread was on a CPU since the last call.
-    pub fn take(&mut self, now: Reading, ran_ns: u64) -> Option<Period> {
+    pub fn take(&mut self, now: Reading, ran_ns: u64) -> Option<Counted> {
         let fits = now.values.len() == self.meanings.len() && is_recent(&self.before, &now, ran_ns);
         fits.then(|| self.since(now))
     }
 
-    fn since(&mut self, now: Reading) -> Period {
+    fn since(&mut self, now: Reading) -> Counted {
         let period = period(&self.meanings, &self.before, &now);
         self.before = now;
         period
     }
 
     /// What happened since the last call, or since they were opened.
-    pub fn read(&mut self) -> Result<Period, CounterError> {
+    pub fn read(&mut self) -> Result<Counted, CounterError> {
         let lost = |source| CounterError::Lost { tid: self.tid, source };
         let data = self.leader.read_group().map_err(lost)?;
         let value = |counter: &Counter| data.get(counter).map(|entry| entry.value());
@@ -201,8 +202,8 @@ mod tests {
         let sum = (0..2_000_000_u64).fold(0_u64, |sum, n| std::hint::black_box(sum ^ n));
         std::hint::black_box(sum);
         match counters.read().expect("read") {
-            Period::Counted(counted) => assert!(counted.instructions > 1_000_000, "{counted:?}"),
-            other => assert_eq!(other, Period::Crowded),
+            Counted::Counted(counted) => assert!(counted.instructions > 1_000_000, "{counted:?}"),
+            other => assert_eq!(other, Counted::Crowded),
         }
     }
 

@@ -6,7 +6,7 @@
 //!   ThreadCounters::open(tid, &Events)   one group of counters for each thread: they count at the same time
 //!                 │ read, once a period
 //!                 ▼
-//!   Period: counts, scaled if the group shared the counters with others; or why there are none
+//!   Counted: counts, scaled if the group shared the counters with others; or why there are none
 //!                 │ of all threads
 //!                 ▼
 //!   Silence: does this source count at all, or is it given up for the next best one?
@@ -29,6 +29,6 @@ mod silence;
 
 pub use events::{Code, Detected, Events, PassedOver, Source, detect, detect_by};
 pub use group::{CounterError, ThreadCounters};
-pub use period::{Accesses, Counted, Period, Reading};
+pub use period::Reading;
 pub use samples::{Ibs, MemoryMap, Sampled, Shares, ThreadSamples};
 pub use silence::{Change, Heard, PATIENCE, Silence};

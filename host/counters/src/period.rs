@@ -1,6 +1,6 @@
 //! From two readings of a group to what happened in between. Pure.
 
-use vnuma_model::HostNodeId;
+use vnuma_model::{Accesses, Counted, HostNodeId, ThreadCounts};
 
 /// A reading of a group: values since it was opened.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -11,49 +11,6 @@ pub struct Reading {
     pub enabled_ns: u64,
     /// Of that, how long the group was counting, nanoseconds.
     pub running_ns: u64,
-}
-
-/// Accesses to memory.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Accesses {
-    /// By node.
-    PerNode(Vec<(HostNodeId, u64)>),
-    /// To the node of the CPU that the thread was on, and to all others.
-    LocalRemote {
-        /// To its own.
-        local: u64,
-        /// To others.
-        remote: u64,
-    },
-    /// Not counted.
-    #[default]
-    Unknown,
-}
-
-/// What a thread did in a period.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Counted {
-    /// Retired instructions.
-    pub instructions: u64,
-    /// References to the last-level cache.
-    pub llc_references: u64,
-    /// Of these, misses.
-    pub llc_misses: u64,
-    /// Accesses to memory.
-    pub accesses: Accesses,
-    /// Per mille of its time on a CPU in which the group was counting. Below 1000 the counts are scaled up.
-    pub counted_permille: u32,
-}
-
-/// A period of a thread.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Period {
-    /// It was counted.
-    Counted(Counted),
-    /// It was on no CPU.
-    DidNotRun,
-    /// It ran, and others had the counters all the time.
-    Crowded,
 }
 
 /// Which value is what.
@@ -80,12 +37,12 @@ pub(crate) fn is_recent(before: &Reading, now: &Reading, ran_ns: u64) -> bool {
 }
 
 /// What happened between two readings. A counter that went back (its group was opened anew) counts from zero.
-pub(crate) fn period(meanings: &[Meaning], before: &Reading, now: &Reading) -> Period {
+pub(crate) fn period(meanings: &[Meaning], before: &Reading, now: &Reading) -> Counted {
     let enabled = now.enabled_ns.saturating_sub(before.enabled_ns);
     let running = now.running_ns.saturating_sub(before.running_ns).min(enabled);
     match (enabled, running) {
-        (0, _) => return Period::DidNotRun,
-        (_, 0) => return Period::Crowded,
+        (0, _) => return Counted::DidNotRun,
+        (_, 0) => return Counted::Crowded,
         _ => {}
     }
     let scale = |count: u64| {
@@ -93,7 +50,7 @@ pub(crate) fn period(meanings: &[Meaning], before: &Reading, now: &Reading) -> P
         u64::try_from(scaled).unwrap_or(MOST).min(MOST)
     };
     let permille = u128::from(running) * 1000 / u128::from(enabled);
-    let mut counted = Counted { counted_permille: permille as u32, ..Counted::default() };
+    let mut counted = ThreadCounts { permille: permille as u32, ..ThreadCounts::default() };
     let (mut per_node, mut local, mut remote, mut all) = (Vec::<(HostNodeId, u64)>::new(), None, None, None);
     for (at, meaning) in meanings.iter().enumerate() {
         let value = |reading: &Reading| reading.values.get(at).copied().unwrap_or(0);
@@ -113,14 +70,14 @@ pub(crate) fn period(meanings: &[Meaning], before: &Reading, now: &Reading) -> P
         }
     }
     counted.accesses = match (local, remote, all) {
-        _ if !per_node.is_empty() => Accesses::PerNode(per_node),
+        _ if !per_node.is_empty() => Accesses::ByNode(per_node),
         (Some(local), Some(remote), _) => Accesses::LocalRemote { local, remote },
         (None, Some(remote), Some(all)) => {
             Accesses::LocalRemote { local: all.saturating_sub(remote), remote }
         }
         _ => Accesses::Unknown,
     };
-    Period::Counted(counted)
+    Counted::Counted(counted)
 }
 
 #[cfg(test)]
@@ -133,9 +90,9 @@ mod tests {
         Reading { values: values.to_vec(), enabled_ns, running_ns }
     }
 
-    fn counted(meanings: &[Meaning], before: &Reading, now: &Reading) -> Counted {
+    fn counted(meanings: &[Meaning], before: &Reading, now: &Reading) -> ThreadCounts {
         match period(meanings, before, now) {
-            Period::Counted(counted) => counted,
+            Counted::Counted(counted) => counted,
             other => panic!("{other:?}"),
         }
     }
@@ -145,12 +102,12 @@ mod tests {
         let meanings = [Instructions, References, Misses, Node(0), Node(2), Node(2)];
         let before = reading(&[100, 10, 5, 1, 2, 3], 1000, 1000);
         let now = reading(&[1100, 40, 15, 1, 12, 8], 3000, 3000);
-        let expected = Counted {
+        let expected = ThreadCounts {
             instructions: 1000,
             llc_references: 30,
             llc_misses: 10,
-            accesses: Accesses::PerNode(vec![(0, 0), (2, 15)]),
-            counted_permille: 1000,
+            accesses: Accesses::ByNode(vec![(0, 0), (2, 15)]),
+            permille: 1000,
         };
         assert_eq!(counted(&meanings, &before, &now), expected);
     }
@@ -158,14 +115,14 @@ mod tests {
     #[test]
     fn a_group_that_shared_the_counters_is_scaled_and_says_so() {
         let counted = counted(&[Instructions], &reading(&[0], 500, 500), &reading(&[1000], 4500, 1500));
-        assert_eq!((counted.instructions, counted.counted_permille), (4000, 250));
+        assert_eq!((counted.instructions, counted.permille), (4000, 250));
     }
 
     #[test]
     fn a_thread_that_did_not_run_and_counters_that_others_had_are_told_apart() {
         let before = reading(&[7], 100, 100);
-        assert_eq!(period(&[Instructions], &before, &reading(&[7], 100, 100)), Period::DidNotRun);
-        assert_eq!(period(&[Instructions], &before, &reading(&[7], 900, 100)), Period::Crowded);
+        assert_eq!(period(&[Instructions], &before, &reading(&[7], 100, 100)), Counted::DidNotRun);
+        assert_eq!(period(&[Instructions], &before, &reading(&[7], 900, 100)), Counted::Crowded);
     }
 
     #[test]

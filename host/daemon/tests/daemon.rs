@@ -19,7 +19,8 @@ use std::{
 };
 use vnuma_abi_topology_channel::{Guest, MODE_SAFE};
 use vnuma_channel_model::GuestEnd;
-use vnuma_hypervisor::{MigrationStatus, Plugged, VmError, VmEvent};
+use vnuma_hypervisor::{Plugged, VmError, VmEvent};
+use vnuma_model::MigrationStatus;
 use vnuma_observe::location::Prefer;
 
 fn own_pid() -> i32 {

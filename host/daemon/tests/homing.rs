@@ -14,12 +14,14 @@ use vnuma_daemon::core::{
     Core, Refusal,
     event::{Answer, Ask, Candidate, Command, Event, Report, Request},
 };
-use vnuma_model::{BackingMapping, HugePages, MemoryBacking, Vcpu, VmDescription, VmDevice};
+use vnuma_model::{
+    BackingMapping, HugePages, MemoryBacking, PageKind, Vcpu, VmDescription, VmDevice, WatchedRegion,
+};
 use vnuma_policy::{
     Policies,
-    hotness::{Hotness, Region},
+    hotness::Hotness,
     repatriation::{MemoryPolicy, MemorySettings},
-    residency::{AreaSample, Found, Keeps, MemoryArea, MemoryObservation, PageKind},
+    residency::{AreaSample, Found, Keeps, MemoryArea, MemoryObservation},
     scheduling::memory::MoveMemory,
     world::{MemoryMoved, VmId},
 };
@@ -220,7 +222,7 @@ fn adaptive() -> MemorySettings {
 fn second_half() -> Result<Hotness, String> {
     let (start, middle, end) = (1 << 40, (1 << 40) + 100 * MIB, (1 << 40) + 1024 * MIB);
     let regions = [(start, middle, 0), (middle, end, 12)];
-    let regions = regions.map(|(start, end, accesses)| Region { start, end, accesses });
+    let regions = regions.map(|(start, end, accesses)| WatchedRegion { start, end, accesses });
     Ok(Hotness {
         began_ns: 1,
         ended_ns: 3_000_000_001,

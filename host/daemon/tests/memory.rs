@@ -11,7 +11,9 @@ use vnuma_daemon::core::{
     Core,
     event::{Ask, Candidate, Command, Event, Report, Request},
 };
-use vnuma_model::{CpuLayout, CpuSet, GuestNode, MemoryBacking, Vcpu, VcpuLocation, VmDescription};
+use vnuma_model::{
+    CpuLayout, CpuSet, GuestNode, MemoryBacking, ThreadCounts, Vcpu, VcpuLocation, VmDescription,
+};
 use vnuma_policy::{
     Policies,
     scheduling::{
@@ -141,13 +143,13 @@ impl Run {
             cpu: Some(vcpu),
             allowed: Some(set(&vcpu.to_string())),
             ran_ns: SECOND_NS,
-            counted: Counted::Counted {
+            counted: Counted::Counted(ThreadCounts {
                 instructions: 1_000_000_000,
                 llc_references: 30_000_000,
                 llc_misses: misses,
                 accesses: Accesses::ByNode(vec![(0, share(0)), (1, share(1))]),
                 permille: 1000,
-            },
+            }),
             ..VcpuReading::default()
         };
         let kib = self.mib.iter().enumerate().map(|(node, mib)| (node as u32, mib << 10)).collect();

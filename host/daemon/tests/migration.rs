@@ -12,8 +12,8 @@ use vnuma_daemon::core::{
     Core, Refusal,
     event::{Answer, Ask, Candidate, Command, Event, Level, Report, Request},
 };
-use vnuma_hypervisor::{Migration, MigrationStatus, VmError};
-use vnuma_model::{Vcpu, VcpuLocation, VmDescription};
+use vnuma_hypervisor::VmError;
+use vnuma_model::{MigrationProgress, MigrationStatus, Vcpu, VcpuLocation, VmDescription};
 use vnuma_policy::{Policies, scheduling::Policy};
 
 const SECOND_NS: u64 = 1_000_000_000;
@@ -113,7 +113,7 @@ impl Run {
     fn answer(&mut self, ask: Ask) -> Option<Report> {
         let looked = |run: &Self| {
             let problem = run.problem.clone();
-            Migration {
+            MigrationProgress {
                 status: run.status,
                 sent_bytes: 5,
                 left_bytes: 6,

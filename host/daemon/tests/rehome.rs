@@ -15,14 +15,14 @@ use vnuma_daemon::core::{
     event::{Answer, Ask, Candidate, Command, Event, Report, Request},
 };
 use vnuma_model::{
-    BackingMapping, DistanceMatrix, HostNode, HugePages, MemoryBacking, Vcpu, VcpuLocation, VmDescription,
-    VmDevice,
+    BackingMapping, DistanceMatrix, HostNode, HugePages, MemoryBacking, PageKind, Vcpu, VcpuLocation,
+    VmDescription, VmDevice,
 };
 use vnuma_policy::{
     Policies,
     rehome_policy::RehomeSettings,
     repatriation::{MemoryPolicy, MemorySettings},
-    residency::{AreaSample, Found, Keeps, MemoryArea, MemoryObservation, PageKind},
+    residency::{AreaSample, Found, Keeps, MemoryArea, MemoryObservation},
     scheduling::memory::{MemoryReason, MoveMemory},
     world::{MemoryMoved, RehomeWish, VmId},
 };

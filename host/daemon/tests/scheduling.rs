@@ -15,7 +15,9 @@ use vnuma_daemon::core::{
         Answer, Candidate, Command, Event, Followed, Level, Made, MaskOrder, Ranked, Report, Request, Switch,
     },
 };
-use vnuma_model::{CpuLayout, CpuSet, GuestNode, MemoryBacking, Vcpu, VcpuLocation, VmDescription};
+use vnuma_model::{
+    CpuLayout, CpuSet, GuestNode, MemoryBacking, ThreadCounts, Vcpu, VcpuLocation, VmDescription,
+};
 use vnuma_policy::{
     Policies,
     scheduling::{CpuSample, Policy, Stealing, entitlement::CpuGroup},
@@ -239,13 +241,13 @@ impl Run {
             ran_ns: SECOND_NS,
             waited_ns: 0,
             group: None,
-            counted: Counted::Counted {
+            counted: Counted::Counted(ThreadCounts {
                 instructions: 1_000_000_000,
                 llc_references: 30_000_000,
                 llc_misses: 20_000_000,
                 accesses: Accesses::ByNode(vec![(node, 20_000_000)]),
                 permille: 1000,
-            },
+            }),
         };
         HostReading {
             began_ns: self.now_ns,

@@ -14,7 +14,7 @@
 //! the connection is closed.
 //!
 //! A monitor serves one client at a time, so a socket that libvirt or an operator uses gives
-//! [`VmError::NoGreeting`], as does a QEMU that is stopped ([`vnuma_process::StopReason`]). The connection then waits in the
+//! [`VmError::NoGreeting`], as does a QEMU that is stopped ([`vnuma_model::StopReason`]). The connection then waits in the
 //! listener's queue, and is greeted when its turn comes. Meanwhile the kernel shows which threads are the VM's
 //! vCPUs ([`ObservedVcpus`]).
 //!
@@ -60,7 +60,6 @@ pub use hotplug::roll_back;
 pub use joined::JoinedBackend;
 pub use libvirt::{LibvirtBackend, MakeSpare};
 pub use memory::MemoryBackend;
-pub use migration::{Migration, MigrationStatus};
 pub use name::check_name;
 pub use observed::ObservedVcpus;
 pub use qmp::QmpBackend;
@@ -71,7 +70,7 @@ use std::{
     os::fd::{BorrowedFd, OwnedFd},
     time::Duration,
 };
-use vnuma_model::{CpuSet, VmDescription};
+use vnuma_model::{CpuSet, MigrationProgress, VmDescription};
 
 /// A source of VMs: QMP sockets, libvirt; in memory for simulation and tests.
 pub trait VmBackend: Send {
@@ -253,7 +252,7 @@ pub trait VmConnection: Send {
         Err(VmError::NotMigrated { vm: format!("VM of process {}", self.pid()) })
     }
     /// How far its last migration is.
-    fn migration(&mut self) -> Result<Migration, VmError> {
+    fn migration(&mut self) -> Result<MigrationProgress, VmError> {
         Err(VmError::NotMigrated { vm: format!("VM of process {}", self.pid()) })
     }
     /// Has the migration given up, which takes a while.

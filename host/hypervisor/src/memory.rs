@@ -9,10 +9,7 @@
 
 mod connection;
 
-use crate::{
-    Migration, MigrationStatus, ObservedVcpus, Plugged, VmBackend, VmCandidate, VmConnection, VmError,
-    VmEvent, VmHandle,
-};
+use crate::{ObservedVcpus, Plugged, VmBackend, VmCandidate, VmConnection, VmError, VmEvent, VmHandle};
 use connection::MemoryConnection;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::{
@@ -22,7 +19,7 @@ use std::{
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
-use vnuma_model::VmDescription;
+use vnuma_model::{MigrationProgress, VmDescription};
 
 /// Handles of this backend begin so; the VM's name follows.
 const PREFIX: &str = "memory:";
@@ -70,7 +67,7 @@ pub struct MemoryVm {
     /// It is to be attached as soon as its guest runs.
     pub marked: bool,
     /// Its last migration.
-    pub migration: Migration,
+    pub migration: MigrationProgress,
     /// Where it was told to migrate to, and whether with post-copy.
     pub migrated_to: Option<(String, bool)>,
     /// A migration is under way of which is told whether it has left: what will be told. `None`: there is none.
@@ -122,15 +119,7 @@ impl MemoryVm {
             silent_after_unplug: false,
             resizes: true,
             marked: false,
-            migration: Migration {
-                status: MigrationStatus::None,
-                sent_bytes: 0,
-                left_bytes: 0,
-                total_bytes: 0,
-                passes: 0,
-                downtime_ms: None,
-                problem: None,
-            },
+            migration: MigrationProgress::default(),
             migrated_to: None,
             leaves: None,
             described: 0,

@@ -13,6 +13,7 @@ use crate::{
     },
 };
 use qapi::qmp;
+use vnuma_model::{MigrationProgress, MigrationStatus};
 use vnuma_process::text::sanitize_short;
 
 /// Id of a character device that does nothing. A QEMU that has it is attached as soon as its guest runs. It goes with QEMU's process,
@@ -24,48 +25,6 @@ const CHARDEVS: &str = "/chardevs";
 const MAX_DESTINATION: usize = 512;
 /// How destinations begin. Others (`exec:`, `fd:`) make QEMU run a program, or need a descriptor.
 const SCHEMES: [&str; 3] = ["tcp:", "unix:", "vsock:"];
-
-/// How far QEMU says that a migration is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MigrationStatus {
-    /// There was none.
-    None,
-    /// It connects to the destination, or waits for devices.
-    Setup,
-    /// Memory is sent while the guest runs here, or its last part while it stands still.
-    Active,
-    /// The guest runs at the destination, and its memory follows.
-    PostCopy,
-    /// The same, and the connection broke.
-    PostCopyPaused,
-    /// It is being cancelled.
-    Cancelling,
-    /// It was cancelled: the guest runs here.
-    Cancelled,
-    /// The guest is at the destination.
-    Completed,
-    /// It failed.
-    Failed,
-}
-
-/// What QEMU says of its last migration.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Migration {
-    /// How far it is.
-    pub status: MigrationStatus,
-    /// What was sent, bytes.
-    pub sent_bytes: u64,
-    /// What is to be sent, bytes. It grows while the guest writes.
-    pub left_bytes: u64,
-    /// The VM's memory, bytes.
-    pub total_bytes: u64,
-    /// How often it has gone through the memory, the pass that is under way included.
-    pub passes: u64,
-    /// How long the guest stood still, or is expected to, milliseconds.
-    pub downtime_ms: Option<u64>,
-    /// Why it failed.
-    pub problem: Option<String>,
-}
 
 /// Can QEMU be told to migrate there? If not, why.
 pub(crate) fn check_destination(destination: &str) -> Result<(), String> {
@@ -120,7 +79,7 @@ pub(crate) fn begin(client: &mut Client, destination: &str, post_copy: bool) -> 
 }
 
 /// How far it is.
-pub(crate) fn progress(client: &mut Client) -> Result<Migration, VmError> {
+pub(crate) fn progress(client: &mut Client) -> Result<MigrationProgress, VmError> {
     let info = client.execute(&QueryMigrate {})?;
     read(info).map_err(|(field, found, reason)| value(client, "query-migrate", field, found, reason))
 }
@@ -128,7 +87,7 @@ pub(crate) fn progress(client: &mut Client) -> Result<Migration, VmError> {
 /// What is wrong: the field, what it is, and why it cannot be.
 type Wrong = (&'static str, String, &'static str);
 
-fn read(info: MigrationInfo) -> Result<Migration, Wrong> {
+fn read(info: MigrationInfo) -> Result<MigrationProgress, Wrong> {
     let status = match info.status.as_deref() {
         None | Some("none") => MigrationStatus::None,
         Some("setup" | "wait-unplug") => MigrationStatus::Setup,
@@ -147,7 +106,7 @@ fn read(info: MigrationInfo) -> Result<Migration, Wrong> {
         u64::try_from(found).map_err(|_| (field, found.to_string(), "it is negative"))
     };
     let ram = info.ram.unwrap_or_default();
-    Ok(Migration {
+    Ok(MigrationProgress {
         status,
         sent_bytes: size("ram.transferred", ram.transferred)?,
         left_bytes: size("ram.remaining", ram.remaining)?,
@@ -213,7 +172,7 @@ mod tests {
     use proptest::prelude::*;
     use serde_json::{Value, json};
 
-    fn info(value: Value) -> Result<Migration, Wrong> {
+    fn info(value: Value) -> Result<MigrationProgress, Wrong> {
         read(serde_json::from_value(value).expect("an answer"))
     }
 
@@ -221,7 +180,7 @@ mod tests {
     fn what_qemu_says_is_understood() {
         let ram = json!({"transferred": 7, "remaining": 8, "total": 9, "dirty-sync-count": 2, "mbps": 1.5});
         let all = info(json!({"status": "active", "ram": ram, "downtime": 30, "new": []})).unwrap();
-        let expected = Migration {
+        let expected = MigrationProgress {
             status: MigrationStatus::Active,
             sent_bytes: 7,
             left_bytes: 8,

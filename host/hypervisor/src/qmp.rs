@@ -8,8 +8,7 @@ use crate::{
     directories::DirectoryWatch,
     hotplug::{self, Arrival},
     joined::foreign_handle,
-    memory_devices,
-    migration::{self, Migration},
+    memory_devices, migration,
     name::check_name,
     observed,
     process::Process,
@@ -26,7 +25,7 @@ use std::{
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
-use vnuma_model::VmDescription;
+use vnuma_model::{MigrationProgress, VmDescription};
 
 /// How the file of a socket in the directory ends.
 const EXTENSION: &str = "sock";
@@ -279,7 +278,7 @@ impl VmConnection for QmpConnection {
         self.task(|client, _, _| migration::begin(client, destination, post_copy))
     }
 
-    fn migration(&mut self) -> Result<Migration, VmError> {
+    fn migration(&mut self) -> Result<MigrationProgress, VmError> {
         self.task(|client, _, _| migration::progress(client))
     }
 

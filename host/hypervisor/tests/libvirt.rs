@@ -40,10 +40,10 @@ use std::{
     time::{Duration, Instant},
 };
 use vnuma_hypervisor::{
-    JoinedBackend, LibvirtBackend, MigrationStatus, PinError, PolicyPin, QmpBackend, VmBackend, VmConnection,
-    VmError, VmEvent, VmHandle,
+    JoinedBackend, LibvirtBackend, PinError, PolicyPin, QmpBackend, VmBackend, VmConnection, VmError,
+    VmEvent, VmHandle,
 };
-use vnuma_model::{CpuSet, NumaPolicy, RunState};
+use vnuma_model::{CpuSet, MigrationStatus, NumaPolicy, RunState};
 
 impl Libvirt {
     fn backend(&self) -> LibvirtBackend {

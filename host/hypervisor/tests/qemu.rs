@@ -21,8 +21,8 @@ use std::{
     time::{Duration, Instant},
 };
 use tempfile::TempDir;
-use vnuma_hypervisor::{MigrationStatus, QmpBackend, VmBackend, VmConnection, VmError, VmEvent, VmHandle};
-use vnuma_model::{MemoryDevice, RunState, VmDescription};
+use vnuma_hypervisor::{QmpBackend, VmBackend, VmConnection, VmError, VmEvent, VmHandle};
+use vnuma_model::{MemoryDevice, MigrationProgress, MigrationStatus, RunState, VmDescription};
 
 /// No step takes this long, on no machine.
 const HANG: Duration = Duration::from_secs(60);
@@ -405,7 +405,7 @@ const CONT: &str = r#"{"execute": "cont"}"#;
 const NODE: &str = "-smp 2,sockets=2 -object memory-backend-ram,id=m,size=512M -numa node,nodeid=0,memdev=m \
     -device pcie-root-port,id=vnuma0,chassis=1";
 
-fn wait_for_status(vm: &mut dyn VmConnection, wanted: &[MigrationStatus]) -> vnuma_hypervisor::Migration {
+fn wait_for_status(vm: &mut dyn VmConnection, wanted: &[MigrationStatus]) -> MigrationProgress {
     let end = Instant::now() + HANG;
     loop {
         let migration = vm.migration().unwrap();

@@ -22,6 +22,7 @@ pub use files::Sysfs;
 
 use crate::text::sanitize_short;
 use std::{io, time::Duration};
+use vnuma_model::WatchedRegion;
 
 /// Where its files are, below the root.
 const FILES: &str = "sys/kernel/mm/damon/admin/kdamonds";
@@ -49,22 +50,11 @@ const READ_REGIONS: usize = 8192;
 const TRIES: u32 = 40;
 const TRY_AGAIN: Duration = Duration::from_millis(25);
 
-/// Memory and how many of [`LOOKS`] looks found it accessed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Region {
-    /// Its first address.
-    pub start: u64,
-    /// The one after its last.
-    pub end: u64,
-    /// Looks that found it accessed.
-    pub accesses: u32,
-}
-
 /// What a watch has shown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Watched {
-    /// In rising order, without overlaps.
-    pub regions: Vec<Region>,
+    /// In rising order, without overlaps, with how many of [`LOOKS`] looks found each accessed.
+    pub regions: Vec<WatchedRegion>,
     /// CPU time of the kernel's thread, nanoseconds, if the kernel says it.
     pub cost_ns: Option<u64>,
 }
@@ -246,7 +236,7 @@ impl<T: Tree> Damon<T> {
             }
             // A series may have a look more where the kernel was late.
             let accesses = u32::try_from(accesses).unwrap_or(u32::MAX).min(LOOKS);
-            regions.push(Region { start, end, accesses });
+            regions.push(WatchedRegion { start, end, accesses });
         }
         regions.sort_by_key(|region| region.start);
         if let Some(pair) = regions.windows(2).find(|pair| pair[0].end > pair[1].start) {

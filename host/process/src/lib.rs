@@ -47,8 +47,8 @@ pub use class::{Class, change_class, read_class};
 pub use pages::{PAGES_AT_ONCE, PageState, find_pages, move_pages};
 pub use priority::prefer_this_thread;
 pub use procfs::{ProcError, read_allowed, thread_exists};
-pub use sample::{BASE_PAGE, PageSize, Sampled, SampledPage, choose_addresses, sample_pages};
-pub use stop::StopReason;
+pub use sample::{BASE_PAGE, Sampled, SampledPage, choose_addresses, sample_pages};
+pub use stop::{stopped, stopped_by_stat};
 pub use worker::spawn_worker;
 
 /// Why an act failed. Nothing was changed then, unless the variant says so.

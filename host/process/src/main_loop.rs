@@ -2,8 +2,8 @@
 //! there (storage that does not answer, a pipe that nobody reads) is silent though it runs.
 
 use crate::{
-    StopReason,
     procfs::{self, ProcError},
+    stopped,
 };
 
 /// `syscall` has a number and eight more of 18 characters; `wchan` the name of a function.
@@ -59,7 +59,7 @@ pub fn runs(syscall: &str) -> bool {
 
 /// The function of the kernel in which the main thread sleeps, if it does and that is no wait for something to do.
 pub fn stuck_in(pid: i32) -> Option<String> {
-    if StopReason::of(pid).ok()?.is_some() || waits(pid).ok()? {
+    if stopped(pid).ok()?.is_some() || waits(pid).ok()? {
         return None;
     }
     parse_function(&read(pid, "wchan").ok()?)

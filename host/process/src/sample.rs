@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | node | `move_pages(2)`, which only looks | the sample fails |
 //! | swapped out, mapped by others as well | `/proc/PID/pagemap` | the sample fails |
-//! | part of a huge page | `PAGEMAP_SCAN` (Linux 6.7), else `/proc/kpageflags` | [`PageSize::Unknown`] |
+//! | part of a huge page | `PAGEMAP_SCAN` (Linux 6.7), else `/proc/kpageflags` | [`PageKind::Unknown`] |
 //! | merged by KSM, locked, of a pool | `/proc/kpageflags`, for root | taken not to be |
 //!
 //! What it costs depends on the number of pages that are looked at, not on the size of the process.
@@ -18,23 +18,10 @@ use std::{
         unix::fs::FileExt,
     },
 };
-use vnuma_model::HostNodeId;
+use vnuma_model::{HostNodeId, PageKind};
 
 /// A page of the smallest size, bytes.
 pub const BASE_PAGE: u64 = 4096;
-
-/// How large the page is that an address is part of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum PageSize {
-    /// The smallest.
-    Base,
-    /// A transparent huge page.
-    Huge,
-    /// Of a pool (hugetlbfs), of the size that the mapping has.
-    Pool,
-    /// This kernel does not say.
-    Unknown,
-}
 
 /// What is known of a page that is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +29,7 @@ pub struct SampledPage {
     /// Its node.
     pub node: HostNodeId,
     /// The size of page that it is part of.
-    pub size: PageSize,
+    pub kind: PageKind,
     /// Other processes, or other mappings, have it as well: `move_pages` leaves it.
     pub shared: bool,
     /// KSM has merged it with pages of equal content.
@@ -141,17 +128,17 @@ impl PageMap {
         }
         let flags = self.flags_of(entry & FRAME);
         let has = |flag: u64| flags.is_some_and(|flags| flags & flag != 0);
-        let size = match (scan_huge(&self.pages, address), flags) {
-            _ if has(POOL) => PageSize::Pool,
-            (Some(true), _) => PageSize::Huge,
-            (Some(false), _) => PageSize::Base,
-            (None, Some(_)) if has(HUGE) => PageSize::Huge,
-            (None, Some(_)) => PageSize::Base,
-            (None, None) => PageSize::Unknown,
+        let kind = match (scan_huge(&self.pages, address), flags) {
+            _ if has(POOL) => PageKind::Pool,
+            (Some(true), _) => PageKind::Huge,
+            (Some(false), _) => PageKind::Base,
+            (None, Some(_)) if has(HUGE) => PageKind::Huge,
+            (None, Some(_)) => PageKind::Base,
+            (None, None) => PageKind::Unknown,
         };
         // A huge page is mapped once for all of its parts.
         let shared = entry & EXCLUSIVE == 0;
-        Ok(Sampled::Page(SampledPage { node, size, shared, merged: has(MERGED), locked: has(LOCKED) }))
+        Ok(Sampled::Page(SampledPage { node, kind, shared, merged: has(MERGED), locked: has(LOCKED) }))
     }
 
     /// Whoever may not see frames is shown frame 0.
@@ -285,7 +272,7 @@ mod tests {
             match found {
                 Sampled::Page(found) => {
                     assert!(there, "page {page}");
-                    assert!(matches!(found.size, PageSize::Base | PageSize::Unknown), "{found:?}");
+                    assert!(matches!(found.kind, PageKind::Base | PageKind::Unknown), "{found:?}");
                     assert!(!found.shared && !found.merged && !found.locked, "{found:?}");
                 }
                 other => assert!(!there && *other == Sampled::Absent, "page {page}: {other:?}"),
@@ -357,8 +344,8 @@ mod tests {
         let Some(found) = look(&[memory.start, memory.start + 300 * BASE_PAGE]) else { return };
         for found in found {
             let Sampled::Page(page) = found else { panic!("{found:?}") };
-            if page.size != PageSize::Unknown {
-                assert_eq!((page.size, page.shared), (PageSize::Huge, false));
+            if page.kind != PageKind::Unknown {
+                assert_eq!((page.kind, page.shared), (PageKind::Huge, false));
             }
         }
     }

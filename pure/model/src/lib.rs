@@ -11,6 +11,8 @@
 mod cpu_set;
 mod distance;
 mod host;
+mod ids;
+mod observed;
 mod pci;
 mod vm;
 mod words;
@@ -18,6 +20,10 @@ mod words;
 pub use cpu_set::{CpuSet, CpuSetError};
 pub use distance::{DistanceError, DistanceMatrix, LOCAL_DISTANCE};
 pub use host::{CacheGroup, CpuLayout, HostNode, HostTopology, HugePages, PciDevice};
+pub use ids::{ConnectionId, RequestId, VmId};
+pub use observed::{
+    Accesses, Counted, MigrationProgress, MigrationStatus, PageKind, StopReason, ThreadCounts, WatchedRegion,
+};
 pub use pci::{PciAddress, PciFunction, PciLink, is_pci_address};
 pub use vm::{
     BackingMapping, GuestNode, MemoryBacking, MemoryDevice, Vcpu, VcpuLocation, VmDescription, VmDevice,

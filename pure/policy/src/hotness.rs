@@ -11,22 +11,11 @@
 //! so that their sum is kept. Where nothing of the VM was found accessed, the watch says nothing.
 
 use crate::residency::{AreaSample, Estimate, MemoryObservation};
-use vnuma_model::HostNodeId;
+use vnuma_model::{HostNodeId, WatchedRegion};
 
 /// What was seen is taken to hold for so long, nanoseconds, and a watch that failed is not tried again before; for longer if another
 /// one would cost more than it may.
 pub const HOLDS_NS: u64 = 60_000_000_000;
-
-/// Memory that is accessed alike.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Region {
-    /// Its first address.
-    pub start: u64,
-    /// The one after its last.
-    pub end: u64,
-    /// Looks that found it accessed.
-    pub accesses: u32,
-}
 
 /// What a watch of a VM's memory has shown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -40,7 +29,7 @@ pub struct Hotness {
     /// Looks at each region.
     pub looks: u32,
     /// In rising order, without overlaps.
-    pub regions: Vec<Region>,
+    pub regions: Vec<WatchedRegion>,
 }
 
 /// Displaced memory on one host node that is accessed alike.
@@ -76,7 +65,7 @@ pub struct Shares {
 
 impl Hotness {
     /// The region of an address, and looks that found it accessed.
-    fn of(&self, address: u64) -> Option<&Region> {
+    fn of(&self, address: u64) -> Option<&WatchedRegion> {
         let after = self.regions.partition_point(|region| region.start <= address);
         self.regions[..after].last().filter(|region| address < region.end)
     }

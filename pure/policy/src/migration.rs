@@ -16,6 +16,8 @@
 //!
 //! When it is not known whether QEMU was reached with the order to begin, it is asked how far it is, and never told to begin twice.
 
+use vnuma_model::{MigrationProgress, MigrationStatus};
+
 /// Between two looks at how far it is.
 const LOOK_NS: u64 = 250_000_000;
 /// For the guest to let go of the channel's device.
@@ -24,6 +26,8 @@ const RELEASE_NS: u64 = 30_000_000_000;
 const RETURN_NS: u64 = 60_000_000_000;
 /// The memory is sent once while the guest runs here before it goes on there: most of what it needs then is there.
 const PASSES_BEFORE_SWITCH: u64 = 2;
+/// Why a guest that went on at the destination stands still.
+const BROKE: &str = "the connection broke while memory was on its way; the hypervisor can go on (migrate-recover), and the VM stands still till then";
 
 /// How far a migration is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -69,38 +73,6 @@ impl Phase {
     }
 }
 
-/// What QEMU says of how far it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
-    /// It knows of no migration.
-    None,
-    /// Under way, with the guest here.
-    Active,
-    /// The guest is at the destination.
-    PostCopy,
-    /// Completed.
-    Completed,
-    /// Cancelled.
-    Cancelled,
-    /// Failed.
-    Failed,
-}
-
-/// The figures of it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Figures {
-    /// What was sent, bytes.
-    pub sent_bytes: u64,
-    /// What is to be sent, bytes.
-    pub left_bytes: u64,
-    /// The VM's memory, bytes.
-    pub total_bytes: u64,
-    /// How often it has gone through the memory.
-    pub passes: u64,
-    /// How long the guest stood still, milliseconds.
-    pub downtime_ms: Option<u64>,
-}
-
 /// What is to be asked of the VM's QEMU now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
@@ -135,8 +107,8 @@ pub enum MigrationEvent {
     BeginUnanswered,
     /// It was not marked, or not told to begin, as it is busy: it can be asked again.
     Busy(String),
-    /// How far it is, with why it failed.
-    Looked(Stage, Figures, Option<String>),
+    /// How far it is.
+    Looked(MigrationProgress),
     /// It has not said how far it is.
     LookFailed(String),
     /// The VM is attached again.
@@ -161,7 +133,7 @@ pub struct Migration {
     /// The VM had a channel, so that it gets it again.
     pub attached: bool,
     /// How far QEMU was when it was asked last.
-    pub figures: Figures,
+    pub progress: MigrationProgress,
     /// Why it failed, or what is in its way.
     pub problem: Option<String>,
     phase: Phase,
@@ -188,7 +160,7 @@ impl Migration {
             destination,
             post_copy,
             attached,
-            figures: Figures::default(),
+            progress: MigrationProgress::default(),
             problem: None,
             phase: if attached { Phase::Marking } else { Phase::Starting },
             asked: None,
@@ -247,7 +219,7 @@ impl Migration {
     }
 
     fn wants_switch(&self) -> bool {
-        self.post_copy && !self.cancel && self.figures.passes >= PASSES_BEFORE_SWITCH
+        self.post_copy && !self.cancel && self.progress.passes >= PASSES_BEFORE_SWITCH
     }
 
     /// It was asked.
@@ -345,8 +317,8 @@ impl Migration {
                 self.asked = None;
                 self.next_ns = now_ns.saturating_add(LOOK_NS);
             }
-            (Phase::Starting | Phase::Sending | Phase::PostCopy, E::Looked(stage, figures, why)) => {
-                self.looked(stage, figures, why, now_ns);
+            (Phase::Starting | Phase::Sending | Phase::PostCopy, E::Looked(progress)) => {
+                self.looked(progress, now_ns);
             }
             (Phase::Starting | Phase::Sending | Phase::PostCopy, E::LookFailed(why)) => {
                 self.forget_asked();
@@ -387,37 +359,41 @@ impl Migration {
         }
     }
 
-    fn looked(&mut self, stage: Stage, figures: Figures, why: Option<String>, now_ns: u64) {
+    fn looked(&mut self, progress: MigrationProgress, now_ns: u64) {
+        use MigrationStatus as Is;
         self.asked = None;
         self.next_ns = now_ns.saturating_add(LOOK_NS);
         self.problem = None;
+        let why = progress.problem.clone();
         if self.phase == Phase::Starting {
             // What had ended before is an earlier migration, or the one that the VM came by.
-            match stage {
-                Stage::Active | Stage::PostCopy => {
+            match progress.status {
+                Is::Setup | Is::Active | Is::Cancelling | Is::PostCopy | Is::PostCopyPaused => {
                     (self.phase, self.unsure, self.next_ns) = (Phase::Sending, false, now_ns);
                 }
-                _ => {
-                    let why = why.unwrap_or_else(|| "QEMU has not begun to migrate".to_owned());
+                Is::None | Is::Cancelled | Is::Completed | Is::Failed => {
+                    let why = why.unwrap_or_else(|| "the hypervisor has not begun to migrate".to_owned());
                     return self.turn_back(Some(why), now_ns);
                 }
             }
         }
-        self.figures = figures;
-        let failed = |what: &str| Some(why.clone().unwrap_or_else(|| what.to_owned()));
-        match stage {
-            Stage::Active if std::mem::take(&mut self.cancel_unsure) => self.cancel_asked = false,
-            Stage::Active => {}
-            Stage::PostCopy => {
-                (self.phase, self.switched) = (Phase::PostCopy, true);
-                self.problem = why;
+        let status = progress.status;
+        self.progress = progress;
+        let or = |what: &str| Some(why.clone().unwrap_or_else(|| what.to_owned()));
+        match status {
+            Is::Setup | Is::Active | Is::Cancelling => {
+                self.cancel_asked &= !std::mem::take(&mut self.cancel_unsure);
             }
-            Stage::Completed => self.phase = Phase::Done,
-            // QEMU calls what it was told to end a failure of the connection.
-            Stage::Cancelled if self.cancel && self.phase == Phase::Sending => self.turn_back(None, now_ns),
-            Stage::Cancelled => self.turn_back(failed("somebody has cancelled it"), now_ns),
-            Stage::Failed => self.turn_back(failed("QEMU does not say why"), now_ns),
-            Stage::None => self.turn_back(failed("QEMU knows of no migration any more"), now_ns),
+            Is::PostCopy => (self.phase, self.switched, self.problem) = (Phase::PostCopy, true, why),
+            Is::PostCopyPaused => {
+                (self.phase, self.switched, self.problem) = (Phase::PostCopy, true, or(BROKE));
+            }
+            Is::Completed => self.phase = Phase::Done,
+            // A hypervisor may call what it was told to end a failure of the connection.
+            Is::Cancelled if self.cancel && self.phase == Phase::Sending => self.turn_back(None, now_ns),
+            Is::Cancelled => self.turn_back(or("somebody has cancelled it"), now_ns),
+            Is::Failed => self.turn_back(or("the hypervisor does not say why"), now_ns),
+            Is::None => self.turn_back(or("the hypervisor knows of no migration any more"), now_ns),
         }
     }
 

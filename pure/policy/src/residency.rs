@@ -7,7 +7,7 @@
 
 use crate::scheduling::memory::{BASE_KIB, NodeMemory};
 use std::collections::BTreeMap;
-use vnuma_model::{GuestNodeId, HostNodeId, HugePages};
+use vnuma_model::{GuestNodeId, HostNodeId, HugePages, PageKind};
 
 /// Quantile of the normal distribution for 95 %, both sides.
 const Z: f64 = 1.959_964;
@@ -25,19 +25,6 @@ pub struct MemoryArea {
     pub guest_bytes: u64,
     /// Size of the pages that it is made of, KiB: those of a pool, or the smallest.
     pub page_kib: u64,
-}
-
-/// How large a page is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum PageKind {
-    /// The smallest.
-    Base,
-    /// A transparent huge page.
-    Huge,
-    /// Of a pool (hugetlbfs).
-    Pool,
-    /// The kernel does not say.
-    Unknown,
 }
 
 /// What keeps a page where it is.

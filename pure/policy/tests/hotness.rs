@@ -1,10 +1,11 @@
 //! What becomes of displaced memory when it is known how hot it is.
 
 use proptest::prelude::*;
+use vnuma_model::{PageKind, WatchedRegion};
 use vnuma_policy::{
-    hotness::{Heat, Hotness, Piece, Region, Shares},
+    hotness::{Heat, Hotness, Piece, Shares},
     repatriation::{HomeArea, HomeInput, HomeWhy, MemoryPolicy, MemorySettings, Repatriator, Stray},
-    residency::{AreaSample, Found, MemoryArea, MemoryObservation, PageKind},
+    residency::{AreaSample, Found, MemoryArea, MemoryObservation},
     scheduling::memory::{LEAST, MemoryReason, MoveMemory, NodeMemory, SAVED_S},
 };
 
@@ -14,8 +15,8 @@ const GIB: u64 = 1 << 30;
 const PAGE: u64 = 4096;
 const LOOKS: u32 = 20;
 
-fn region(start: u64, end: u64, accesses: u32) -> Region {
-    Region { start, end, accesses }
+fn region(start: u64, end: u64, accesses: u32) -> WatchedRegion {
+    WatchedRegion { start, end, accesses }
 }
 
 fn hotness(regions: &[(u64, u64, u32)]) -> Hotness {

@@ -1,11 +1,17 @@
 //! A migration whatever happens to it: QEMU that answers, refuses, is silent or lost, operators that cancel, guests that do not let go.
 
 use proptest::prelude::*;
-use vnuma_policy::migration::{Figures, Migration, MigrationEvent as E, Order, Phase, Stage};
+use vnuma_model::{MigrationProgress, MigrationStatus as Stage};
+use vnuma_policy::migration::{Migration, MigrationEvent as E, Order, Phase};
 
 const SECOND_NS: u64 = 1_000_000_000;
 /// No migration of these tests is under way for longer without an answer of QEMU's.
 const LONG_NS: u64 = 3600 * SECOND_NS;
+
+fn looked(status: Stage, passes: u64, problem: Option<&str>) -> E {
+    let problem = problem.map(str::to_owned);
+    E::Looked(MigrationProgress { status, passes, problem, ..MigrationProgress::default() })
+}
 
 /// A migration, what it wanted, and what is true of the VM.
 struct Run {
@@ -81,7 +87,7 @@ impl Run {
     /// The answer of a QEMU that does what it is told, and whose migration is at this stage.
     fn answer(&mut self, stage: Stage, passes: u64) {
         let Some(order) = self.asked else { return self.pass() };
-        let looked = E::Looked(stage, Figures { passes, ..Figures::default() }, None);
+        let looked = looked(stage, passes, None);
         self.on(match order {
             Order::Mark => E::Marked(Ok(())),
             Order::Detach => E::Released,
@@ -108,7 +114,7 @@ fn the_way_there() {
     assert_eq!(run.orders[..4], [Order::Mark, Order::Detach, Order::Begin, Order::Look]);
     let phases = [Phase::Marking, Phase::Detaching, Phase::Starting, Phase::Sending, Phase::Done];
     assert_eq!(run.phases, phases);
-    assert_eq!((run.migration.problem.as_ref(), run.migration.figures.passes), (None, 2));
+    assert_eq!((run.migration.problem.as_ref(), run.migration.progress.passes), (None, 2));
 }
 
 #[test]
@@ -124,10 +130,10 @@ fn a_vm_without_a_channel_begins_at_once_and_returns_to_nothing() {
 fn whatever_fails_the_vm_is_attached_again() {
     let failures: [(usize, E, Option<&str>); 5] = [
         (2, E::Begun(Err("no".into())), Some("no")),
-        (3, E::Looked(Stage::Failed, Figures::default(), Some("full".into())), Some("full")),
-        (3, E::Looked(Stage::Cancelled, Figures::default(), None), Some("somebody has cancelled it")),
-        (3, E::Looked(Stage::Failed, Figures::default(), None), Some("QEMU does not say why")),
-        (3, E::Looked(Stage::None, Figures::default(), None), Some("QEMU knows of no migration any more")),
+        (3, looked(Stage::Failed, 0, Some("full")), Some("full")),
+        (3, looked(Stage::Cancelled, 0, None), Some("somebody has cancelled it")),
+        (3, looked(Stage::Failed, 0, None), Some("the hypervisor does not say why")),
+        (3, looked(Stage::None, 0, None), Some("the hypervisor knows of no migration any more")),
     ];
     for (answers, failure, problem) in failures {
         let mut run = run(false, true);
@@ -359,7 +365,7 @@ fn event() -> impl Strategy<Value = Option<E>> {
         1 => Just(Some(E::BeginUnanswered)),
         1 => Just(Some(E::Busy("busy".to_owned()))),
         3 => (stage(), 0..4_u64, why()).prop_map(|(stage, passes, why)| {
-            Some(E::Looked(stage, Figures { passes, ..Figures::default() }, why))
+            Some(looked(stage, passes, why.as_deref()))
         }),
         1 => Just(Some(E::LookFailed("no".to_owned()))),
         1 => Just(Some(E::Attached)),

@@ -3,7 +3,8 @@
 use super::{Checker, VmView};
 use std::collections::{BTreeMap, BTreeSet};
 use vnuma_daemon::core::event::{Report, Request};
-use vnuma_hypervisor::{MigrationStatus, VmError};
+use vnuma_hypervisor::VmError;
+use vnuma_model::MigrationStatus;
 use vnuma_policy::world::{ConnectionId, VmId};
 
 /// A migration that was granted.

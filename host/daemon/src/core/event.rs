@@ -2,8 +2,11 @@
 
 use super::refusal::Refusal;
 use vnuma_api as api;
-use vnuma_hypervisor::{Migration, Plugged, VmError};
-use vnuma_model::{ApicId, CpuSet, GuestNodeId, HostNodeId, HostTopology, Vcpu, VcpuLocation, VmDescription};
+use vnuma_hypervisor::{Plugged, VmError};
+use vnuma_model::{
+    ApicId, CpuSet, GuestNodeId, HostNodeId, HostTopology, MigrationProgress, Vcpu, VcpuLocation,
+    VmDescription,
+};
 use vnuma_policy::{
     Publication,
     hotness::Hotness,
@@ -159,7 +162,7 @@ pub enum Report {
     /// QEMU has offered this guest node memory, or wants some back; or it has refused.
     Resized(GuestNodeId, Result<(), VmError>),
     /// How far a migration is.
-    Migration(Result<Migration, VmError>),
+    Migration(Result<MigrationProgress, VmError>),
     /// The VM is at another host.
     Left,
     /// The channel's device is plugged, which need not have been asked for by this process.

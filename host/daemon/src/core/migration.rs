@@ -14,10 +14,10 @@ use super::{
     requests::check_publishable,
 };
 use vnuma_api as api;
-use vnuma_hypervisor::{Migration as Reported, MigrationStatus, VmError, VmHandle};
-use vnuma_model::{RunState, VmDescription};
+use vnuma_hypervisor::{VmError, VmHandle};
+use vnuma_model::{MigrationProgress, RunState, VmDescription};
 use vnuma_policy::{
-    migration::{Figures, Migration, MigrationEvent, Order, Phase, Stage},
+    migration::{Migration, MigrationEvent, Order, Phase},
     world::{ChannelEvent, ChannelState, ConnectionId, LinkEvent, RequestId, Vm, VmId, has_left},
 };
 
@@ -228,9 +228,9 @@ impl Core {
     }
 
     /// What QEMU says of a migration.
-    pub(super) fn migration_looked(&mut self, id: VmId, outcome: Result<Reported, VmError>) {
+    pub(super) fn migration_looked(&mut self, id: VmId, outcome: Result<MigrationProgress, VmError>) {
         let event = match outcome {
-            Ok(reported) => looked(reported),
+            Ok(progress) => MigrationEvent::Looked(progress),
             Err(error) => MigrationEvent::LookFailed(error.to_string()),
         };
         self.migration_event(id, event);
@@ -433,29 +433,9 @@ fn lost(error: &VmError) -> bool {
     matches!(error, VmError::Disconnected { .. } | VmError::Io { .. })
 }
 
-fn looked(reported: Reported) -> MigrationEvent {
-    let stage = match reported.status {
-        MigrationStatus::None => Stage::None,
-        MigrationStatus::Setup | MigrationStatus::Active | MigrationStatus::Cancelling => Stage::Active,
-        MigrationStatus::PostCopy | MigrationStatus::PostCopyPaused => Stage::PostCopy,
-        MigrationStatus::Cancelled => Stage::Cancelled,
-        MigrationStatus::Completed => Stage::Completed,
-        MigrationStatus::Failed => Stage::Failed,
-    };
-    let figures = Figures {
-        sent_bytes: reported.sent_bytes,
-        left_bytes: reported.left_bytes,
-        total_bytes: reported.total_bytes,
-        passes: reported.passes,
-        downtime_ms: reported.downtime_ms,
-    };
-    let broke = "the connection broke while memory was on its way; QEMU can go on (migrate-recover), and the VM stands still till then";
-    let paused = reported.status == MigrationStatus::PostCopyPaused;
-    MigrationEvent::Looked(stage, figures, reported.problem.or_else(|| paused.then(|| broke.to_owned())))
-}
-
 fn shown(name: &str, migration: &Migration) -> api::Migration {
-    let Figures { sent_bytes, left_bytes, total_bytes, passes, downtime_ms } = migration.figures;
+    let MigrationProgress { sent_bytes, left_bytes, total_bytes, passes, downtime_ms, .. } =
+        migration.progress;
     let phase = migration.phase();
     let cancelling = migration.is_cancelled() && matches!(phase, Phase::Starting | Phase::Sending);
     api::Migration {

@@ -46,17 +46,10 @@ fn backend(managed: &ManagedVm) -> String {
 pub(super) fn problem(managed: &ManagedVm) -> Option<String> {
     match managed.process {
         Some(process) => match process.stopped {
-            Some(reason) => Some(format!("QEMU (process {}) is {}", process.pid, stopped(reason))),
+            Some(reason) => Some(format!("QEMU (process {}) is {}", process.pid, reason)),
             None => managed.link.problem().map(str::to_owned),
         },
         None => managed.link.problem().map(str::to_owned),
-    }
-}
-
-fn stopped(reason: StopReason) -> &'static str {
-    match reason {
-        StopReason::Signal => "stopped by a signal (SIGSTOP); SIGCONT resumes it",
-        StopReason::Tracer => "held by a debugger",
     }
 }
 

@@ -15,11 +15,7 @@ use std::{
 };
 use tracing::{debug, info};
 use vnuma_observe::location::monotonic_ns;
-use vnuma_policy::{
-    hotness::{Hotness, Region},
-    residency::MemoryArea,
-    world::VmId,
-};
+use vnuma_policy::{hotness::Hotness, residency::MemoryArea, world::VmId};
 use vnuma_process::{
     damon::{Damon, DamonError, LOOKS, Sysfs, Tree},
     on_thread, spawn_worker,
@@ -118,14 +114,8 @@ fn watch<T: Tree>(damon: &Damon<T>, order: &Order) -> Result<Hotness, String> {
     // DAMON is told a number. It was this process that was watched if it had that number all the time.
     let seen = on_thread(pidfd.as_fd(), order.pid, order.pid, || damon.watch(order.pid, &ranges));
     let watched = seen.ok_or_else(ended)?.map_err(|error: DamonError| error.to_string())?;
-    let region = |seen: vnuma_process::damon::Region| Region {
-        start: seen.start,
-        end: seen.end,
-        accesses: seen.accesses,
-    };
-    let regions = watched.regions.into_iter().map(region).collect();
     let cost_ns = watched.cost_ns.unwrap_or(0);
-    Ok(Hotness { began_ns, ended_ns: monotonic_ns(), cost_ns, looks: LOOKS, regions })
+    Ok(Hotness { began_ns, ended_ns: monotonic_ns(), cost_ns, looks: LOOKS, regions: watched.regions })
 }
 
 #[cfg(test)]

@@ -16,12 +16,13 @@ use std::{
     sync::{Arc, mpsc},
     thread::JoinHandle,
 };
+use vnuma_model::PageKind;
 use vnuma_observe::{location::monotonic_ns, read_node_memory, read_node_pools};
 use vnuma_policy::{
-    residency::{AreaSample, Found, Keeps, MemoryArea, MemoryObservation, PageKind},
+    residency::{AreaSample, Found, Keeps, MemoryArea, MemoryObservation},
     world::VmId,
 };
-use vnuma_process::{PageSize, Sampled, SampledPage, choose_addresses, procfs, sample_pages, spawn_worker};
+use vnuma_process::{Sampled, SampledPage, choose_addresses, procfs, sample_pages, spawn_worker};
 
 /// Pages of a VM that are looked at. With as many, a share of 1 % is known to 0.2 %, with a confidence of 95 %.
 const SAMPLES: u64 = 8192;
@@ -145,7 +146,7 @@ fn sample(area: &MemoryArea, addresses: &[u64], pages: &[Sampled]) -> AreaSample
             Sampled::Page(page) => {
                 let keeps = keeps(area, page);
                 movable.extend(keeps.is_none().then_some((*address, page.node)));
-                *counts.entry((page.node, kind(page.size), keeps, page.locked)).or_default() += 1;
+                *counts.entry((page.node, page.kind, keeps, page.locked)).or_default() += 1;
             }
         }
     }
@@ -156,20 +157,11 @@ fn sample(area: &MemoryArea, addresses: &[u64], pages: &[Sampled]) -> AreaSample
     AreaSample { area: *area, looked: pages.len() as u64, found, swapped, pages: movable }
 }
 
-fn kind(size: PageSize) -> PageKind {
-    match size {
-        PageSize::Base => PageKind::Base,
-        PageSize::Huge => PageKind::Huge,
-        PageSize::Pool => PageKind::Pool,
-        PageSize::Unknown => PageKind::Unknown,
-    }
-}
-
 fn keeps(area: &MemoryArea, page: &SampledPage) -> Option<Keeps> {
     match page {
         SampledPage { merged: true, .. } => Some(Keeps::Merged),
         // It moves by whole ones, and how large these are is not known.
-        SampledPage { size: PageSize::Pool, .. } if area.page_kib <= SMALLEST_KIB => Some(Keeps::Pool),
+        SampledPage { kind: PageKind::Pool, .. } if area.page_kib <= SMALLEST_KIB => Some(Keeps::Pool),
         SampledPage { shared: true, .. } => Some(Keeps::Shared),
         _ => None,
     }
@@ -250,12 +242,12 @@ mod tests {
 
     #[test]
     fn pages_are_counted_by_what_they_are() {
-        let page = SampledPage { node: 1, size: PageSize::Base, shared: false, merged: false, locked: false };
+        let page = SampledPage { node: 1, kind: PageKind::Base, shared: false, merged: false, locked: false };
         let pages = [
             Sampled::Page(page),
             Sampled::Page(SampledPage { shared: true, ..page }),
             Sampled::Page(SampledPage { shared: true, merged: true, ..page }),
-            Sampled::Page(SampledPage { size: PageSize::Pool, shared: true, ..page }),
+            Sampled::Page(SampledPage { kind: PageKind::Pool, shared: true, ..page }),
             Sampled::Page(page),
             Sampled::Swapped,
             Sampled::Absent,
@@ -273,7 +265,7 @@ mod tests {
         ];
         let found: Vec<_> = counted.found.iter().map(|found| (found.kind, found.kept, found.count)).collect();
         assert_eq!((found, counted.looked, counted.swapped), (expected.to_vec(), 7, 1));
-        let huge = SampledPage { size: PageSize::Pool, ..page };
+        let huge = SampledPage { kind: PageKind::Pool, ..page };
         let pages = [huge, SampledPage { shared: true, ..huge }].map(Sampled::Page);
         let area = MemoryArea { bytes: 4 << 20, guest_bytes: 4 << 20, page_kib: 2048, ..area };
         let counted = sample(&area, &[0, 2 << 20], &pages);

@@ -1,11 +1,9 @@
 //! The counters of threads, as the sampler uses them: those of the kernel, and in tests others.
 
 use std::path::PathBuf;
-use vnuma_counters::{
-    Accesses as CountedAccesses, CounterError, Detected, Events, Heard, PassedOver, Period, Reading,
-    ThreadCounters, detect,
-};
-use vnuma_policy::world::{Accesses, Counted, VcpuReading};
+use vnuma_counters::{CounterError, Detected, Events, Heard, PassedOver, Reading, ThreadCounters, detect};
+use vnuma_model::{Accesses, Counted};
+use vnuma_policy::world::VcpuReading;
 
 /// A vCPU that was on a CPU for less than that may have been counted for none of it.
 const LEAST_RAN_NS: u64 = 1_000_000;
@@ -24,9 +22,9 @@ pub(super) trait Count {
     /// Their ids, in the order of a reading.
     fn ids(&self) -> Vec<u64>;
     /// What happened since the last call, as of a reading that was made already. `None`: that is too old.
-    fn take(&mut self, now: Reading, ran_ns: u64) -> Option<Period>;
+    fn take(&mut self, now: Reading, ran_ns: u64) -> Option<Counted>;
     /// The same, and reads them.
-    fn read(&mut self) -> Result<Period, CounterError>;
+    fn read(&mut self) -> Result<Counted, CounterError>;
 }
 
 /// That of the kernel.
@@ -52,41 +50,23 @@ impl Count for ThreadCounters {
         self.ids()
     }
 
-    fn take(&mut self, now: Reading, ran_ns: u64) -> Option<Period> {
+    fn take(&mut self, now: Reading, ran_ns: u64) -> Option<Counted> {
         self.take(now, ran_ns)
     }
 
-    fn read(&mut self) -> Result<Period, CounterError> {
+    fn read(&mut self) -> Result<Counted, CounterError> {
         self.read()
-    }
-}
-
-pub(super) fn in_the_form_of_the_core(period: Period) -> Counted {
-    match period {
-        Period::Counted(counted) => Counted::Counted {
-            instructions: counted.instructions,
-            llc_references: counted.llc_references,
-            llc_misses: counted.llc_misses,
-            accesses: match counted.accesses {
-                CountedAccesses::PerNode(list) => Accesses::ByNode(list),
-                CountedAccesses::LocalRemote { local, remote } => Accesses::LocalRemote { local, remote },
-                CountedAccesses::Unknown => Accesses::Unknown,
-            },
-            permille: counted.counted_permille,
-        },
-        Period::DidNotRun => Counted::DidNotRun,
-        Period::Crowded => Counted::Crowded,
     }
 }
 
 /// What was counted of a thread in a period, for [`Heard`]. Those that have no counters say nothing.
 pub(super) fn hear(heard: &mut Heard, vcpu: &VcpuReading) {
     match &vcpu.counted {
-        Counted::Counted { instructions, llc_misses, accesses, .. } => {
+        Counted::Counted(counted) => {
             heard.ran |= vcpu.ran_ns >= LEAST_RAN_NS;
-            heard.instructions = heard.instructions.saturating_add(*instructions);
-            heard.llc_misses = heard.llc_misses.saturating_add(*llc_misses);
-            let sum = match accesses {
+            heard.instructions = heard.instructions.saturating_add(counted.instructions);
+            heard.llc_misses = heard.llc_misses.saturating_add(counted.llc_misses);
+            let sum = match &counted.accesses {
                 Accesses::ByNode(list) => {
                     Some(list.iter().fold(0_u64, |sum, (_, count)| sum.saturating_add(*count)))
                 }

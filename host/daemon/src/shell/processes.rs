@@ -18,16 +18,15 @@ use std::{
 };
 use tracing::{info, warn};
 use vnuma_hypervisor::VmHandle;
+use vnuma_model::{StopReason, VmId};
 use vnuma_observe::{
     location::Prefer,
     tasks::{Call, Doing, TaskLook, TaskReader},
 };
-use vnuma_policy::world::{StopReason, VmId};
 use vnuma_process::{
-    StopReason as Stopped,
     main_loop::{self, Place},
     procfs::KeptFile,
-    spawn_worker,
+    spawn_worker, stopped_by_stat,
 };
 
 /// Least time between two probes of VMs whose main loops look idle, as a part of the time after which one is due: each wakes
@@ -349,9 +348,8 @@ impl Watched {
             return Seen::Ended;
         }
         let text = |at: usize| self.files.as_ref()?[at].as_ref()?.read().ok();
-        match text(0).as_deref().and_then(Stopped::from_stat) {
-            Some(Stopped::Signal) => Seen::Stopped(StopReason::Signal),
-            Some(Stopped::Tracer) => Seen::Stopped(StopReason::Tracer),
+        match text(0).as_deref().and_then(stopped_by_stat) {
+            Some(reason) => Seen::Stopped(reason),
             None if !main_loop_too => Seen::Runs(Look::Hidden, None),
             None => Seen::Runs(text(1).as_deref().map_or(Look::Hidden, look_of), None),
         }

@@ -5,7 +5,7 @@ use super::{
     groups::Groups,
     inbox::{Inbox, Message},
     pages::PageReader,
-    pmu::{Count, Perf, Pmu, hear, in_the_form_of_the_core},
+    pmu::{Count, Perf, Pmu, hear},
     samples::{Sampled, Sampling},
     threads::{self, Known},
 };
@@ -473,10 +473,10 @@ fn period_of<C: Count>(
         None if no_counters => Counted::NoCounters,
         None => Counted::Lost,
         Some(counters) => match counts.and_then(|counts| counters.take(counts, ran_ns)) {
-            Some(period) => in_the_form_of_the_core(period),
+            Some(counted) => counted,
             // It has been on its CPU for long.
             None => match counters.read() {
-                Ok(period) => in_the_form_of_the_core(period),
+                Ok(counted) => counted,
                 Err(error) => {
                     thread.close();
                     thread.problem = Some(error.to_string());
@@ -486,7 +486,7 @@ fn period_of<C: Count>(
         },
     };
     match &counted {
-        Counted::Counted { permille, .. } => thread.permille = *permille,
+        Counted::Counted(counted) => thread.permille = counted.permille,
         Counted::Crowded => thread.permille = 0,
         Counted::NoCounters | Counted::Lost => thread.permille = WHOLE,
         Counted::DidNotRun => {}

@@ -2,7 +2,7 @@
 
 use std::{os::fd::AsFd, path::Path};
 use vnuma_counters::{Ibs, MemoryMap, Shares, ThreadSamples};
-use vnuma_policy::world::{Accesses, Counted};
+use vnuma_model::{Accesses, Counted};
 use vnuma_process::on_thread;
 
 /// What this host samples with.
@@ -52,19 +52,16 @@ pub(super) struct Sampled {
 /// Accesses that are counted by node stay as they are.
 fn refined(shares: &Shares, counted: Counted) -> Counted {
     match counted {
-        Counted::Counted {
-            instructions,
-            llc_references,
-            llc_misses,
-            accesses: accesses @ (Accesses::LocalRemote { .. } | Accesses::Unknown),
-            permille,
-        } => {
-            let sum = match accesses {
+        Counted::Counted(mut counts) => {
+            let sum = match counts.accesses {
+                Accesses::ByNode(_) => return Counted::Counted(counts),
                 Accesses::LocalRemote { local, remote } => local.saturating_add(remote),
-                _ => llc_misses,
+                Accesses::Unknown => counts.llc_misses,
             };
-            let accesses = shares.spread(sum).map_or(accesses, Accesses::ByNode);
-            Counted::Counted { instructions, llc_references, llc_misses, accesses, permille }
+            if let Some(by_node) = shares.spread(sum) {
+                counts.accesses = Accesses::ByNode(by_node);
+            }
+            Counted::Counted(counts)
         }
         other => other,
     }
@@ -74,22 +71,23 @@ fn refined(shares: &Shares, counted: Counted) -> Counted {
 mod tests {
     use super::*;
     use std::fs;
+    use vnuma_model::ThreadCounts;
 
     fn counted(accesses: Accesses) -> Counted {
-        Counted::Counted {
+        Counted::Counted(ThreadCounts {
             instructions: 1000,
             llc_references: 300,
             llc_misses: 200,
             accesses,
             permille: 1000,
-        }
+        })
     }
 
     #[test]
     fn samples_say_where_accesses_go_that_are_not_counted_by_node() {
         let mut shares = Shares::default();
         let refined = |shares: &Shares, accesses| match super::refined(shares, counted(accesses)) {
-            Counted::Counted { accesses, .. } => accesses,
+            Counted::Counted(counts) => counts.accesses,
             other => panic!("{other:?}"),
         };
         assert_eq!(refined(&shares, Accesses::Unknown), Accesses::Unknown, "no samples yet");

@@ -39,7 +39,7 @@ use vnuma_channel::Channel;
 use vnuma_hypervisor::{PinError, VmBackend, VmConnection, VmError, VmEvent, VmHandle, roll_back};
 use vnuma_model::GuestNodeId;
 use vnuma_policy::world::ConnectionId;
-use vnuma_process::{StopReason, copy_affinity, main_loop, spawn_worker};
+use vnuma_process::{copy_affinity, main_loop, spawn_worker, stopped};
 
 /// Least time between two descriptions of a VM, which cost QEMU and the kernel time. Requests in between share the next.
 const DESCRIBE_PAUSE: Duration = Duration::from_millis(200);
@@ -307,7 +307,7 @@ impl Task {
                 let _ = self.wake.read();
             }
             // A stopped process answers nothing, and commands would only queue up.
-            if matches!(StopReason::of(pid), Ok(None)) {
+            if matches!(stopped(pid), Ok(None)) {
                 return Ok(());
             }
             pause = (pause * 2).min(LAST_ATTEMPT);
@@ -633,7 +633,7 @@ impl Task {
         }
         self.probe_wanted = false;
         // A stopped process is known to be stopped without a probe.
-        if matches!(StopReason::of(connection.pid()), Ok(None)) { self.probe(connection) } else { Ok(()) }
+        if matches!(stopped(connection.pid()), Ok(None)) { self.probe(connection) } else { Ok(()) }
     }
 
     /// An operator is to know soon, and commands are to be refused late: a QEMU that is busy for a moment does them

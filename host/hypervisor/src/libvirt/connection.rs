@@ -7,8 +7,7 @@ use super::{
     states::shares_directory,
 };
 use crate::{
-    Migration, ObservedVcpus, PinError, Plugged, PolicyPin, VmConnection, VmError, VmEvent, observed,
-    process::Process,
+    ObservedVcpus, PinError, Plugged, PolicyPin, VmConnection, VmError, VmEvent, observed, process::Process,
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::{
@@ -21,7 +20,7 @@ use std::{
 };
 use vnuma_abi_topology_channel::ivshmem::VECTORS;
 use vnuma_libvirt::{Domain, DomainEvent, DomainXml, LibvirtError};
-use vnuma_model::{CpuSet, RunState, VmDescription};
+use vnuma_model::{CpuSet, MigrationProgress, RunState, VmDescription};
 use vnuma_process::{apparmor, qemu};
 
 /// The alias of the channel's device. libvirt keeps the names that begin so for its users.
@@ -361,7 +360,7 @@ impl VmConnection for LibvirtConnection {
         self.depart(destination, post_copy)
     }
 
-    fn migration(&mut self) -> Result<Migration, VmError> {
+    fn migration(&mut self) -> Result<MigrationProgress, VmError> {
         self.departure_progress()
     }
 

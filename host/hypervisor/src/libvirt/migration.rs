@@ -5,9 +5,10 @@
 //! them along, and they are taken back where it arrives.
 
 use super::connection::{LibvirtConnection, SHORT, XML};
-use crate::{Migration, MigrationStatus, VmConnection, VmError, VmEvent, migration::check_scheme};
+use crate::{VmConnection, VmError, VmEvent, migration::check_scheme};
 use std::time::{Duration, Instant};
 use vnuma_libvirt::{Ended, Job, MARK_ELEMENT, MARK_NAMESPACE, Migrating, PREFIX, xml_for_elsewhere};
+use vnuma_model::{MigrationProgress, MigrationStatus};
 
 /// libvirt says that a domain has left after the end of its process: of a migration that was begun here, and of any.
 const OUTCOME_LIMIT: Duration = Duration::from_secs(30);
@@ -89,7 +90,7 @@ impl LibvirtConnection {
         edited.map_err(|cause| VmError::Libvirt { vm: self.name.clone(), reason: cause.to_string() })
     }
 
-    pub(super) fn departure_progress(&mut self) -> Result<Migration, VmError> {
+    pub(super) fn departure_progress(&mut self) -> Result<MigrationProgress, VmError> {
         let job = match self.departure.as_ref().map(|departure| departure.migrating.ended()) {
             // libvirt may say nothing of the domain any more.
             Some(Some(_)) => None,
@@ -156,9 +157,9 @@ impl LibvirtConnection {
     }
 }
 
-fn shown(status: MigrationStatus, job: Job, problem: Option<String>) -> Migration {
+fn shown(status: MigrationStatus, job: Job, problem: Option<String>) -> MigrationProgress {
     let Job { sent_bytes, left_bytes, total_bytes, passes, downtime_ms, .. } = job;
-    Migration { status, sent_bytes, left_bytes, total_bytes, passes, downtime_ms, problem }
+    MigrationProgress { status, sent_bytes, left_bytes, total_bytes, passes, downtime_ms, problem }
 }
 
 #[cfg(test)]

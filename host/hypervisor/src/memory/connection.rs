@@ -1,9 +1,7 @@
 //! A connection to a VM that exists in memory.
 
 use super::{MemoryVm, Shared, Unplug};
-use crate::{
-    Migration, MigrationStatus, ObservedVcpus, Plugged, VmConnection, VmError, VmEvent, process::pidfd_open,
-};
+use crate::{ObservedVcpus, Plugged, VmConnection, VmError, VmEvent, process::pidfd_open};
 use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::eventfd::EventFd,
@@ -15,7 +13,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-use vnuma_model::{Vcpu, VmDescription};
+use vnuma_model::{MigrationProgress, MigrationStatus, Vcpu, VmDescription};
 
 /// What a guest is said to be given for an answer. Nothing waits that long.
 const LIMIT_MS: u64 = 10_000;
@@ -223,7 +221,7 @@ impl VmConnection for MemoryConnection {
         })
     }
 
-    fn migration(&mut self) -> Result<Migration, VmError> {
+    fn migration(&mut self) -> Result<MigrationProgress, VmError> {
         self.ask(|vm, _| Ok(vm.migration.clone()))
     }
 

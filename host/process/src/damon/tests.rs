@@ -178,7 +178,7 @@ impl Tree for &Kernel {
     fn pause(&self, _: Duration) {}
 }
 
-fn watch(kernel: &Kernel) -> Result<Vec<Region>, DamonError> {
+fn watch(kernel: &Kernel) -> Result<Vec<WatchedRegion>, DamonError> {
     Damon::new(kernel).watch(77, &[(GIB, 2 * GIB)]).map(|watched| watched.regions)
 }
 
@@ -194,7 +194,7 @@ fn memory_is_watched_and_nothing_is_left() {
     let Watched { regions: seen, cost_ns } = Damon::new(&kernel).watch(77, &memory).expect("it is watched");
     assert_eq!(cost_ns, Some(123_456));
     kernel.files.borrow_mut().remove("proc/4711/schedstat");
-    let region = |start, end, accesses| Region { start, end, accesses };
+    let region = |start, end, accesses| WatchedRegion { start, end, accesses };
     assert_eq!(
         seen,
         [region(GIB, 2 * GIB, 7), region(2 * GIB, 3 * GIB, LOOKS)],

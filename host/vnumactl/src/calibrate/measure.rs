@@ -12,8 +12,9 @@ use std::{
     thread,
     time::Duration,
 };
-use vnuma_counters::{Counted, Events, Period, ThreadCounters};
+use vnuma_counters::{Events, ThreadCounters};
 use vnuma_model::CpuId;
+use vnuma_model::{Counted, ThreadCounts};
 use vnuma_process::procfs;
 
 /// A load is counted for as long as is wanted.
@@ -43,7 +44,7 @@ impl Load {
     }
 
     /// What its threads do in this time.
-    pub fn count(&self, events: &Events, time: Duration) -> Result<Counted, String> {
+    pub fn count(&self, events: &Events, time: Duration) -> Result<ThreadCounts, String> {
         let ended = || ENDED.to_owned();
         let threads = procfs::threads(self.pid()).map_err(|_| ended())?;
         // A process that has ended keeps its number until its parent has asked.
@@ -53,17 +54,17 @@ impl Load {
         let open = |tid| ThreadCounters::open(tid, events).map_err(|error| error.to_string());
         let mut counters = threads.into_iter().map(open).collect::<Result<Vec<_>, _>>()?;
         thread::sleep(time);
-        let mut sum = Counted::default();
+        let mut sum = ThreadCounts::default();
         let mut why = "it did not run";
         for counters in &mut counters {
             match counters.read() {
-                Ok(Period::Counted(counted)) => {
+                Ok(Counted::Counted(counted)) => {
                     sum.instructions += counted.instructions;
                     sum.llc_references += counted.llc_references;
                     sum.llc_misses += counted.llc_misses;
                 }
-                Ok(Period::Crowded) => why = "others (perf?) had the counters all the time",
-                Ok(Period::DidNotRun) => {}
+                Ok(Counted::Crowded) => why = "others (perf?) had the counters all the time",
+                Ok(_) => {}
                 Err(error) => return Err(error.to_string()),
             }
         }

@@ -10,8 +10,8 @@ pub use measure::ENDED;
 use crate::table::{Table, plain};
 use serde::Serialize;
 use std::{path::Path, time::Duration};
-use vnuma_counters::{Counted, Source, detect};
-use vnuma_model::{CacheGroup, CpuId, HostTopology};
+use vnuma_counters::{Source, detect};
+use vnuma_model::{CacheGroup, CpuId, HostTopology, ThreadCounts};
 use vnuma_observe::read_host_topology;
 use vnuma_policy::scheduling::{
     Counts,
@@ -167,9 +167,9 @@ fn place(host: &HostTopology, wanted: Option<CpuId>, mib: Option<u64>) -> Result
 }
 
 /// Types and bounds.
-fn conclude(cpu: CpuId, fillers: usize, counts: &[(String, Counted, Counted)]) -> Calibration {
+fn conclude(cpu: CpuId, fillers: usize, counts: &[(String, ThreadCounts, ThreadCounts)]) -> Calibration {
     let measured: Vec<Measured> = counts.iter().map(|(_, alone, beside)| measured(alone, beside)).collect();
-    let load = |((command, _, _), measured): (&(String, Counted, Counted), &Measured)| Load {
+    let load = |((command, _, _), measured): (&(String, ThreadCounts, ThreadCounts), &Measured)| Load {
         command: command.clone(),
         pressure: measured.pressure,
         miss_rate_alone: measured.miss_rate_alone,
@@ -198,14 +198,14 @@ fn problem(error: &CalibrationError) -> String {
     format!("{error}: {hint}")
 }
 
-fn measured(alone: &Counted, beside: &Counted) -> Measured {
-    let counts = |counted: &Counted| Counts {
+fn measured(alone: &ThreadCounts, beside: &ThreadCounts) -> Measured {
+    let counts = |counted: &ThreadCounts| Counts {
         instructions: counted.instructions,
         llc_references: counted.llc_references,
         llc_misses: counted.llc_misses,
         accesses: Vec::new(),
     };
-    let rate = |counted: &Counted| counted.llc_misses as f64 / counted.llc_references.max(1) as f64;
+    let rate = |counted: &ThreadCounts| counted.llc_misses as f64 / counted.llc_references.max(1) as f64;
     Measured {
         pressure: analyzer::llc_access_pressure(&counts(alone)).unwrap_or(0.0),
         // Counters of one group need not count in the same instant.
@@ -271,10 +271,10 @@ mod tests {
         assert_eq!(place(&host(&[]), None, Some(1)).expect("CPU 0").others, [1, 2, 3]);
     }
 
-    fn counted(pressure: f64, miss_rate: f64) -> Counted {
+    fn counted(pressure: f64, miss_rate: f64) -> ThreadCounts {
         let llc_references = (pressure * 1e6) as u64;
         let llc_misses = (llc_references as f64 * miss_rate) as u64;
-        Counted { instructions: 1_000_000_000, llc_references, llc_misses, ..Counted::default() }
+        ThreadCounts { instructions: 1_000_000_000, llc_references, llc_misses, ..ThreadCounts::default() }
     }
 
     fn found(loads: &[(f64, f64, f64)]) -> Calibration {
@@ -311,7 +311,7 @@ mod tests {
 
     #[test]
     fn nothing_counted_is_no_reference() {
-        let nothing = measured(&Counted::default(), &Counted::default());
+        let nothing = measured(&ThreadCounts::default(), &ThreadCounts::default());
         assert_eq!((nothing.pressure, nothing.miss_rate_alone), (0.0, 0.0));
     }
 

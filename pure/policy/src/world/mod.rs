@@ -23,13 +23,14 @@ pub use link::{FIRST_RETRY_NS, Link, LinkEvent};
 pub use masks::{Begun, Confine, LastStep, Mechanism, PolicyMask, Quality, Shown, VcpuMask, VmScheduling};
 pub use memory::{LastMemoryMove, MemoryMoved, MemoryMoves};
 pub use others::Others;
-pub use reading::{Accesses, Counted, HostReading, MemoryRange, MemoryReading, VcpuReading, VmReading};
+pub use reading::{HostReading, MemoryRange, MemoryReading, VcpuReading, VmReading};
 pub use rehome::{RehomeObstacle, RehomeWish};
 pub use replug::{ReplugEnd, ReplugHistory};
 pub use schedule::{LastPeriod, MaskChange, Schedule};
 pub use sizing::{NodeSizing, ResizeObstacle, ResizeWish, SizeMode, WantedSize};
 pub use stays::{Stays, StaysWhy};
 pub use unplug::{UNPLUG_LIMIT_NS, Unplug, UnplugStep};
+pub use vnuma_model::{Accesses, ConnectionId, Counted, RequestId, StopReason, VmId};
 
 use crate::{
     Observation, Policies, VcpuState, VmPlacement, migration::Migration, rehome_policy::Rehomer,
@@ -37,22 +38,6 @@ use crate::{
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use vnuma_model::{ApicId, GuestNodeId, HostNodeId, HostTopology, RunState, VcpuLocation, VmDescription};
-
-/// Number of a VM or a candidate. Never used twice.
-pub type VmId = u64;
-/// Number of a connection to a hypervisor. Never used twice.
-pub type ConnectionId = u64;
-/// Number of a request that waits for an answer. Never used twice.
-pub type RequestId = u64;
-
-/// Why a process does not run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StopReason {
-    /// A signal stopped it.
-    Signal,
-    /// A debugger holds it.
-    Tracer,
-}
 
 /// The process of a VM's hypervisor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

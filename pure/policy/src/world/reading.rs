@@ -9,54 +9,9 @@
 //!
 //! Pages of a vCPU are those of its guest node, from which its guest's kernel allocates, and in a UMA VM those of the VM.
 
-use super::VmId;
 use crate::scheduling::{Counts, CpuSample, Machine, entitlement::CpuGroup};
 use std::sync::Arc;
-use vnuma_model::{ApicId, CpuId, CpuLayout, CpuSet, HostNodeId};
-
-/// Accesses to memory in a period.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Accesses {
-    /// By node.
-    ByNode(Vec<(HostNodeId, u64)>),
-    /// To the node that the vCPU was on, and to all others.
-    LocalRemote {
-        /// To its own.
-        local: u64,
-        /// To others.
-        remote: u64,
-    },
-    /// Not counted.
-    #[default]
-    Unknown,
-}
-
-/// What was counted of a vCPU, or why nothing was.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Counted {
-    /// Its counters were read.
-    Counted {
-        /// Retired instructions.
-        instructions: u64,
-        /// References to the last-level cache.
-        llc_references: u64,
-        /// Of these, misses.
-        llc_misses: u64,
-        /// Accesses to memory.
-        accesses: Accesses,
-        /// Per mille of its time on a CPU in which the counters were its own. Below 1000 the counts are scaled up.
-        permille: u32,
-    },
-    /// It was on no CPU.
-    DidNotRun,
-    /// It ran, and others had the counters all the time.
-    Crowded,
-    /// Its counters could not be opened or read, or are new.
-    #[default]
-    Lost,
-    /// The host has no counters.
-    NoCounters,
-}
+use vnuma_model::{Accesses, ApicId, Counted, CpuId, CpuLayout, CpuSet, HostNodeId, VmId};
 
 /// A vCPU's period.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -165,16 +120,16 @@ impl VcpuReading {
         let home = home.filter(|home| machine.position(*home).is_some());
         let pages = || home.map_or_else(of_vm, |home| by_position(machine, &[(home, 1)]));
         match &self.counted {
-            Counted::Counted { instructions, llc_references, llc_misses, accesses, .. } => Some(Counts {
-                instructions: *instructions,
-                llc_references: *llc_references,
-                llc_misses: *llc_misses,
-                accesses: match accesses {
+            Counted::Counted(counted) => Some(Counts {
+                instructions: counted.instructions,
+                llc_references: counted.llc_references,
+                llc_misses: counted.llc_misses,
+                accesses: match &counted.accesses {
                     Accesses::ByNode(list) => by_position(machine, list),
                     Accesses::LocalRemote { local, remote } => {
                         local_and_remote(machine, node, (*local, *remote), [&pages(), &of_vm()])
                     }
-                    Accesses::Unknown => spread(*llc_misses, &pages()),
+                    Accesses::Unknown => spread(counted.llc_misses, &pages()),
                 },
             }),
             // Nothing is new.
@@ -241,7 +196,7 @@ fn local_and_remote(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use vnuma_model::{HostNode, HostTopology};
+    use vnuma_model::{HostNode, HostTopology, ThreadCounts};
 
     /// Nodes 0, 2 and 8, with two CPUs each.
     fn machine() -> Machine {
@@ -252,7 +207,8 @@ mod tests {
 
     fn counted(accesses: Accesses) -> VcpuReading {
         let (instructions, llc_references, llc_misses) = (1000, 30, 20);
-        let counted = Counted::Counted { instructions, llc_references, llc_misses, accesses, permille: 1000 };
+        let counts = ThreadCounts { instructions, llc_references, llc_misses, accesses, permille: 1000 };
+        let counted = Counted::Counted(counts);
         VcpuReading { ran_ns: 2_000_000, counted, ..VcpuReading::default() }
     }
 

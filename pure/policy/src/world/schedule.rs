@@ -5,7 +5,7 @@ use super::{
     DescriptionSource, ManagedVm, Vm, VmId, World,
     homing::is_home,
     masks::{Confine, LastStep, Mechanism, PolicyMask, Quality, Shown, VcpuMask},
-    reading::{Counted, HostReading, VcpuReading, VmReading},
+    reading::{HostReading, VcpuReading, VmReading},
 };
 use crate::scheduling::{
     Analysis, Cause, CpuSample, Figures, Input, Machine, Place, Policy, Reach, Scheduler, Settings, Standing,
@@ -18,7 +18,7 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
 };
-use vnuma_model::{ApicId, CpuLayout, CpuSet, HostTopology, Vcpu};
+use vnuma_model::{ApicId, Counted, CpuLayout, CpuSet, HostTopology, Vcpu};
 
 /// A vCPU's mask that somebody else has set.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -350,7 +350,7 @@ impl World {
         let machine = &self.schedule.machine;
         let affinity = analysis.affinity.map(|node| machine.nodes[node].id);
         let quality = match &reading.counted {
-            Counted::Counted { permille, .. } => Quality::Counted(*permille),
+            Counted::Counted(counted) => Quality::Counted(counted.permille),
             Counted::DidNotRun => Quality::DidNotRun,
             Counted::Crowded => Quality::Crowded,
             Counted::Lost => Quality::Lost,

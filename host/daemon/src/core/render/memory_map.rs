@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 use vnuma_api as api;
-use vnuma_model::{GuestNode, HostNodeId};
+use vnuma_model::{GuestNode, HostNodeId, PageKind};
 use vnuma_policy::{
     Policies,
     hotness::{Hotness, Shares},
     repatriation::MemoryPolicy,
-    residency::{AreaSample, Estimate, MemoryObservation, PageKind},
+    residency::{AreaSample, Estimate, MemoryObservation},
     world::{Obstacle, Vm},
 };
 

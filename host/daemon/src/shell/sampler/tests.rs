@@ -2,7 +2,8 @@
 
 use super::*;
 use std::{collections::BTreeSet, fs};
-use vnuma_counters::{Accesses, Counted as Counts, CounterError, Period, Reading, detect_by};
+use vnuma_counters::{CounterError, Reading, detect_by};
+use vnuma_model::{Accesses, ThreadCounts};
 use vnuma_process::open_pidfd;
 
 const VM: VmId = 7;
@@ -58,27 +59,27 @@ impl Count for FakeCounters {
         vec![1]
     }
 
-    fn take(&mut self, _now: Reading, _ran_ns: u64) -> Option<Period> {
+    fn take(&mut self, _now: Reading, _ran_ns: u64) -> Option<Counted> {
         None
     }
 
-    fn read(&mut self) -> Result<Period, CounterError> {
+    fn read(&mut self) -> Result<Counted, CounterError> {
         let mut state = lock(&self.state);
         if std::mem::take(&mut state.loses) {
             return Err(CounterError::Lost { tid: 1, source: io::ErrorKind::UnexpectedEof.into() });
         }
         if state.silent.contains(&self.source) {
-            return Ok(Period::Crowded);
+            return Ok(Counted::Crowded);
         }
         let accesses = match self.source {
-            Source::PerNode => Accesses::PerNode(vec![(0, 10)]),
+            Source::PerNode => Accesses::ByNode(vec![(0, 10)]),
             _ => Accesses::LocalRemote { local: 10, remote: 0 },
         };
-        Ok(Period::Counted(Counts {
+        Ok(Counted::Counted(ThreadCounts {
             instructions: 1000,
-            counted_permille: WHOLE,
+            permille: WHOLE,
             accesses,
-            ..Counts::default()
+            ..ThreadCounts::default()
         }))
     }
 }
@@ -144,7 +145,7 @@ fn gettid() -> i32 {
 }
 
 fn is_counted(counted: &Counted) -> bool {
-    matches!(counted, Counted::Counted { instructions: 1000, .. })
+    matches!(counted, Counted::Counted(counts) if counts.instructions == 1000)
 }
 
 #[test]
@@ -199,8 +200,8 @@ fn a_source_that_counts_nothing_is_given_up_and_tried_again() {
     assert_eq!(lock(&bench.state).opened, [Source::PerNode, Source::Generic], "at once");
     assert!(bench.task.pages.is_some(), "remote accesses are spread as pages are");
     let counted = bench.busy_period();
-    let expected = vnuma_policy::world::Accesses::LocalRemote { local: 10, remote: 0 };
-    assert!(matches!(&counted, Counted::Counted { accesses, .. } if *accesses == expected), "{counted:?}");
+    let expected = Accesses::LocalRemote { local: 10, remote: 0 };
+    assert!(matches!(&counted, Counted::Counted(counts) if counts.accesses == expected), "{counted:?}");
 
     lock(&bench.state).silent.clear();
     let mut periods = 1;

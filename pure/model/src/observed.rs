@@ -1,0 +1,137 @@
+//! What was observed of processes and threads, their memory, and migrations.
+
+use crate::HostNodeId;
+use std::fmt;
+
+/// Why a process does not run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StopReason {
+    /// A signal stopped it: SIGSTOP, or a terminal's.
+    Signal,
+    /// A debugger holds it.
+    Tracer,
+}
+
+impl fmt::Display for StopReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Signal => "stopped by a signal (SIGSTOP); SIGCONT resumes it",
+            Self::Tracer => "held by a debugger",
+        })
+    }
+}
+
+/// Accesses of a thread to memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Accesses {
+    /// By node.
+    ByNode(Vec<(HostNodeId, u64)>),
+    /// To the node of the CPU that the thread was on, and to all others.
+    LocalRemote {
+        /// To its own.
+        local: u64,
+        /// To others.
+        remote: u64,
+    },
+    /// Not counted.
+    #[default]
+    Unknown,
+}
+
+/// What a thread did in a period.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ThreadCounts {
+    /// Retired instructions.
+    pub instructions: u64,
+    /// References to the last-level cache.
+    pub llc_references: u64,
+    /// Of these, misses.
+    pub llc_misses: u64,
+    /// Accesses to memory.
+    pub accesses: Accesses,
+    /// Per mille of its time on a CPU in which the counters were its own. Below 1000 the counts are scaled up.
+    pub permille: u32,
+}
+
+/// What was counted of a thread in a period, or why nothing was.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Counted {
+    /// Its counters were read.
+    Counted(ThreadCounts),
+    /// It was on no CPU.
+    DidNotRun,
+    /// It ran, and others had the counters all the time.
+    Crowded,
+    /// Its counters could not be opened or read, or are new.
+    #[default]
+    Lost,
+    /// The host has no counters.
+    NoCounters,
+}
+
+/// How large the page is that an address is part of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum PageKind {
+    /// The smallest.
+    Base,
+    /// A transparent huge page.
+    Huge,
+    /// Of a pool (hugetlbfs), of the size that the mapping has.
+    Pool,
+    /// The kernel does not say.
+    Unknown,
+}
+
+/// Memory that is accessed alike, as a watch has shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WatchedRegion {
+    /// Its first address.
+    pub start: u64,
+    /// The one after its last.
+    pub end: u64,
+    /// Looks that found it accessed.
+    pub accesses: u32,
+}
+
+/// How far a hypervisor says that a migration is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MigrationStatus {
+    /// There was none.
+    #[default]
+    None,
+    /// It connects to the destination, or waits for devices.
+    Setup,
+    /// Memory is sent while the guest runs here, or its last part while it stands still.
+    Active,
+    /// The guest runs at the destination, and its memory follows.
+    PostCopy,
+    /// The same, and the connection broke.
+    PostCopyPaused,
+    /// It is being cancelled.
+    Cancelling,
+    /// It was cancelled: the guest runs here.
+    Cancelled,
+    /// The guest is at the destination.
+    Completed,
+    /// It failed.
+    Failed,
+}
+
+/// What a hypervisor says of its last migration.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MigrationProgress {
+    /// How far it is.
+    pub status: MigrationStatus,
+    /// What was sent, bytes.
+    pub sent_bytes: u64,
+    /// What is to be sent, bytes. It grows while the guest writes.
+    pub left_bytes: u64,
+    /// The VM's memory, bytes.
+    pub total_bytes: u64,
+    /// How often it has gone through the memory, the pass that is under way included.
+    pub passes: u64,
+    /// How long the guest stood still, or is expected to, milliseconds.
+    pub downtime_ms: Option<u64>,
+    /// Why it failed.
+    pub problem: Option<String>,
+}
