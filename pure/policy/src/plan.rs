@@ -2,9 +2,7 @@
 
 use crate::repatriation::MemorySettings;
 use crate::scheduling::{Policy, Settings, memory::MoveMemory};
-use crate::world::{
-    ChannelState, Confine, ManagedVm, Move, Publisher, Replug, RequestId, UnplugStep, Vm, VmId, World,
-};
+use crate::world::{ChannelState, Confine, ManagedVm, Move, Publisher, Replug, UnplugStep, Vm, VmId, World};
 use crate::{Due, SettlePolicy, rehome_policy::RehomeSettings, sizing::SizeSettings};
 use vnuma_model::ApicId;
 
@@ -59,7 +57,7 @@ pub enum PublishReason {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
     /// An operator asked for it.
-    Requested(RequestId),
+    Requested,
     /// Its guest cannot be given the truth, and it has been astray for as long as the policy waits.
     Astray,
     /// Its guest node gets another home.
@@ -146,7 +144,7 @@ impl Plan {
             let first = !vm.moves[..position].iter().any(|before| before.vcpu == wanted.vcpu);
             let confined = vm.scheduling.masks.get(&wanted.vcpu).is_some_and(|mask| mask.begun.is_some());
             if first && !confined && !wanted.in_flight {
-                let reason = wanted.request.map_or(Reason::Rehomed, Reason::Requested);
+                let reason = if wanted.request.is_some() { Reason::Requested } else { Reason::Rehomed };
                 self.push(id, Action::Move(*wanted, reason));
             }
         }
@@ -156,14 +154,12 @@ impl Plan {
         if vm.channel != ChannelState::Detached || managed.responsive().is_none() {
             return;
         }
-        if let Some(replug) = vm.replug_wanted
-            && let Some(request) = replug.request
-        {
-            return self.push(id, Action::Replug(replug, Reason::Requested(request)));
+        if let Some(replug) = vm.replug_wanted {
+            return self.push(id, Action::Replug(replug, Reason::Requested));
         }
         let due = |after_ns| vm.replugs.due(&vm.description.spare_slots, after_ns, now_ns);
         if let Some((vcpu, node)) = policies.replug_after_ns.and_then(due) {
-            self.push(id, Action::Replug(Replug { vcpu, node, request: None }, Reason::Astray));
+            self.push(id, Action::Replug(Replug { vcpu, node }, Reason::Astray));
         }
     }
 

@@ -83,7 +83,7 @@ impl Core {
         (vm.channel, vm.replug_wanted) = (state, None);
         let name = vm.name().to_owned();
         if reason == Reason::Astray {
-            let Replug { vcpu, node, .. } = replug;
+            let Replug { vcpu, node } = replug;
             let line =
                 format!("{name}: vCPU {vcpu} is replugged to guest node {node}: its guest has no channel");
             self.log(Level::Info, line);

@@ -3,9 +3,9 @@
 use super::{
     Core, Reply,
     event::{Ask, Command, Level, Replugged},
-    migration::NOBODY,
     refusal::Refusal,
     requests::check_publishable,
+    waiting::{Until, Waiting},
 };
 use vnuma_api as api;
 use vnuma_hypervisor::VmError;
@@ -52,13 +52,15 @@ impl Core {
         }
     }
 
-    fn name_of(&self, id: VmId) -> String {
+    pub(super) fn name_of(&self, id: VmId) -> String {
         self.world.get(id).map_or_else(String::new, |managed| managed.name().to_owned())
     }
 
     /// Plugging the channel has ended.
     pub(super) fn attached(&mut self, id: VmId, outcome: Result<u64, Refusal>) {
-        let Some(ChannelState::Attaching(request)) = self.vm(id).map(|vm| vm.channel) else { return };
+        if self.vm(id).is_none_or(|vm| vm.channel != ChannelState::Attaching) {
+            return;
+        }
         let refusal = match outcome {
             Ok(first) => {
                 self.channel_event(id, ChannelEvent::Attached(first));
@@ -66,7 +68,9 @@ impl Core {
                 self.log(Level::Info, format!("{name}: topology channel attached"));
                 self.announce(api::Event::Attached { vm: name, time_ns: self.now_ns });
                 // Answered after the first publication.
-                self.first_publication.insert(id, request);
+                for Waiting { request, then, .. } in self.waiting.take(id, Until::Attached) {
+                    self.wait(request, id, Until::Published, then);
+                }
                 self.attached_again(id);
                 return;
             }
@@ -83,40 +87,38 @@ impl Core {
                 refusal
             }
         };
-        if request == NOBODY {
+        if !self.waiting.has(id, Until::Attached) {
             self.attach_marked_failed(id, refusal.to_string());
         }
-        self.answer(Some(request), Reply::Refused(refusal));
+        self.refuse_first(id, Until::Attached, refusal);
     }
 
     /// A publication has ended.
     pub(super) fn published(&mut self, id: VmId, outcome: Result<u64, Refusal>) {
-        let waiting = self.first_publication.remove(&id);
         match outcome {
             Ok(next) => {
                 self.channel_event(id, ChannelEvent::Published(next));
-                self.answer(waiting, Reply::Vm(id));
+                self.reached(id, Until::Published);
             }
             Err(refusal) => {
                 if self.channel_event(id, ChannelEvent::PublishFailed).is_some() {
                     let name = self.name_of(id);
                     self.log(Level::Warn, format!("{name}: nothing can be published any more: {refusal}"));
                 }
-                self.answer(waiting, Reply::Refused(refusal));
+                self.refuse_first(id, Until::Published, refusal);
             }
         }
     }
 
     /// Unplugging the channel has ended.
     pub(super) fn detached(&mut self, id: VmId, outcome: Result<(), VmError>) {
-        let Some(request) = self.vm(id).map(|vm| vm.channel.request()) else { return };
         match outcome {
             Ok(()) | Err(VmError::NotAttached { .. }) => self.unplugged(id, ChannelEvent::DetachDone),
             Err(error) => {
                 if self.channel_event(id, ChannelEvent::DetachFailed).is_some() {
                     self.release_failed(id, &error);
-                    let refusal = self.kept(id, error, request == Some(NOBODY));
-                    self.answer(request, Reply::Refused(refusal));
+                    let refusal = self.kept(id, error);
+                    self.refuse_first(id, Until::Detached, refusal);
                 }
             }
         }
@@ -131,13 +133,14 @@ impl Core {
     }
 
     /// The guest has not let go of the device. It is asked again, unless it could not be asked at all the first time.
-    fn kept(&mut self, id: VmId, error: VmError, for_nobody: bool) -> Refusal {
+    fn kept(&mut self, id: VmId, error: VmError) -> Refusal {
         let (name, now_ns) = (self.name_of(id), self.now_ns);
         let pending = matches!(error, VmError::DetachPending { .. });
+        let asked_for = self.waiting.has(id, Until::Detached);
         let Some((_, vm)) = self.world.vm_mut(id) else { return error.into() };
         let Some(unplug) = &mut vm.unplug else { return error.into() };
-        // Nobody who has asked for it would try it again.
-        if !pending && unplug.ignored() == 0 && !for_nobody {
+        // Whoever has asked for it may try it again; if nobody has, nobody else would.
+        if !pending && unplug.ignored() == 0 && asked_for {
             vm.unplug = None;
             return error.into();
         }
@@ -151,7 +154,7 @@ impl Core {
 
     /// The guest is asked again.
     pub(super) fn ask_to_unplug(&mut self, id: VmId) {
-        if self.channel_event(id, ChannelEvent::DetachRequested(NOBODY)).is_some() {
+        if self.channel_event(id, ChannelEvent::DetachRequested).is_some() {
             self.ask_if_connected(id, Ask::Detach);
         }
     }
@@ -179,9 +182,8 @@ impl Core {
         self.migration_event(id, MigrationEvent::Released);
         self.log(Level::Info, format!("{name}: topology channel detached"));
         self.announce(api::Event::Detached { vm: name, time_ns: self.now_ns });
-        let attach = self.first_publication.remove(&id);
-        self.answer(attach, Reply::Refused(Refusal::NotAttached { vm: self.name_of(id) }));
-        self.answer(before.request(), Reply::Vm(id));
+        self.refuse_first(id, Until::Published, Refusal::NotAttached { vm: self.name_of(id) });
+        self.reached(id, Until::Detached);
         self.attach_marked(id);
     }
 
@@ -195,7 +197,7 @@ impl Core {
         }
         match self.vm(id).map(|vm| vm.channel) {
             Some(ChannelState::Recovering) => self.recover(id),
-            Some(ChannelState::LostDetaching(None)) => {
+            Some(ChannelState::LostDetaching) => {
                 let name = self.name_of(id);
                 let line = "QEMU has carried out an attach that had timed out; it is undone";
                 self.log(Level::Info, format!("{name}: {line}"));
@@ -287,10 +289,10 @@ impl Core {
             Ok(Replugged { plugged, description, location }) => {
                 self.described(id, description);
                 self.located(plugged.tid, location);
-                self.answer(
-                    replug.request,
-                    Reply::Replugged { vm: id, vcpu, new_vcpu: plugged.apic_id, guest_node },
-                );
+                for Waiting { request, .. } in self.waiting.take(id, Until::Replugged) {
+                    let new_vcpu = plugged.apic_id;
+                    self.answer(request, Reply::Replugged { vm: id, vcpu, new_vcpu, guest_node });
+                }
                 plugged.apic_id
             }
             Err(error) => {
@@ -299,7 +301,7 @@ impl Core {
                     _ => None,
                 };
                 self.log(Level::Warn, format!("{name}: {error}"));
-                self.answer(replug.request, Reply::Refused(error.into()));
+                self.refuse_first(id, Until::Replugged, error.into());
                 let Some(new) = done else { return };
                 new
             }

@@ -5,6 +5,7 @@ use super::{
     event::{Command, Level},
     refusal::Refusal,
     render,
+    waiting::{Then, Until, Waiting},
 };
 use vnuma_api as api;
 use vnuma_policy::{
@@ -20,7 +21,7 @@ impl Core {
     pub(super) fn want_memory_shown(&mut self, request: RequestId, name: &str) -> Result<(), Refusal> {
         let id = self.with_guest_nodes(name)?;
         match self.world.observe_now(id, self.now_ns) {
-            true => self.memory_requests.push((id, request)),
+            true => self.wait(Some(request), id, Until::MemoryObserved, Then::Answer(Reply::Memory(id))),
             // What was seen a moment ago has to do.
             false => self.answer(Some(request), Reply::Memory(id)),
         }
@@ -83,19 +84,17 @@ impl Core {
         if let Some(problem) = problem.as_ref().filter(|problem| before.as_ref() != Some(*problem)) {
             self.log(Level::Warn, format!("{name}: where its memory is cannot be seen: {problem}"));
         }
-        self.rehomes_observed(id, problem.as_ref());
-        if let Some(wish) = self.world.decide_rehome(id, &policies, now_ns) {
-            self.describe_for_rehome(id, None, Some(wish));
+        self.note_resizing(id);
+        match problem {
+            None => self.reached(id, Until::MemoryObserved),
+            Some(problem) => {
+                let waits = |waiting: &Waiting| (waiting.vm, waiting.until) == (id, Until::MemoryObserved);
+                let refusal = || Refusal::Memory { vm: name.clone(), problem: problem.clone() };
+                self.refuse_waiting(waits, refusal);
+            }
         }
-        self.resizes_observed(id, problem.as_ref());
-        for (_, request) in self.memory_requests.extract_if(.., |(vm, _)| *vm == id).collect::<Vec<_>>() {
-            let reply = match &problem {
-                None => Reply::Memory(id),
-                Some(problem) => {
-                    Reply::Refused(Refusal::Memory { vm: name.clone(), problem: problem.clone() })
-                }
-            };
-            self.answer(Some(request), reply);
+        if let Some(wish) = self.world.decide_rehome(id, &policies, now_ns) {
+            self.describe_first(id, None, Then::Rehome(wish));
         }
     }
 

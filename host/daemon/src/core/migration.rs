@@ -12,6 +12,7 @@ use super::{
     event::{Ask, Command, Level},
     refusal::Refusal,
     requests::check_publishable,
+    waiting::{Then, Until},
 };
 use vnuma_api as api;
 use vnuma_hypervisor::{VmError, VmHandle};
@@ -20,9 +21,6 @@ use vnuma_policy::{
     migration::{Migration, MigrationEvent, Order, Phase},
     world::{ChannelEvent, ChannelState, ConnectionId, LinkEvent, RequestId, Vm, VmId, has_left},
 };
-
-/// The request of nobody: what is done without one has it. The shell's begin with 1.
-pub(super) const NOBODY: RequestId = 0;
 
 /// Migrations of VMs that are gone, which can still be asked for.
 const REMEMBERED: usize = 64;
@@ -51,10 +49,10 @@ impl Core {
         let attached = match vm.channel {
             ChannelState::Detached => false,
             ChannelState::Attached(_) => true,
-            ChannelState::Lost | ChannelState::LostDetaching(_) => {
+            ChannelState::Lost | ChannelState::LostDetaching => {
                 return Err(Refusal::Lost { vm: vm_name() });
             }
-            ChannelState::Attaching(_) | ChannelState::AttachTimedOut => {
+            ChannelState::Attaching | ChannelState::AttachTimedOut => {
                 return Err(Refusal::Attaching { vm: vm_name() });
             }
             ChannelState::Recovering => return Err(Refusal::Recovering { vm: vm_name() }),
@@ -161,7 +159,7 @@ impl Core {
             Order::Switch => Command::Ask(connection, Ask::SwitchMigration),
             Order::Cancel => Command::Ask(connection, Ask::CancelMigration),
             Order::Detach => {
-                if self.channel_event(id, ChannelEvent::DetachRequested(NOBODY)).is_none() {
+                if self.channel_event(id, ChannelEvent::DetachRequested).is_none() {
                     let plugged = self.vm(id).is_some_and(|vm| vm.channel != ChannelState::Detached);
                     let problem = "its topology channel is in use by another request".to_owned();
                     let event = match plugged {
@@ -270,7 +268,7 @@ impl Core {
         }
         refuse_if_migrating(vm)?;
         check_publishable(vm)?;
-        self.mark_requests.push((id, request));
+        self.wait(Some(request), id, Until::Marked, Then::Answer(Reply::Vm(id)));
         self.mark(id, connection);
         Ok(())
     }
@@ -281,22 +279,19 @@ impl Core {
             vm.marked = *marked;
             vm.unmarking &= *marked;
         }
-        let waiting: Vec<_> = self.mark_requests.extract_if(.., |(vm, _)| *vm == id).collect();
-        let mut first = Some(outcome);
-        for (_, request) in waiting {
-            let reply = match first.take() {
-                Some(Err(error)) => Reply::Refused(error.into()),
-                _ => Reply::Vm(id),
-            };
-            self.answer(Some(request), reply);
-        }
-        let event = match first {
-            Some(Ok(true)) => MigrationEvent::Marked(Ok(())),
-            Some(Err(error)) if is_busy(&error) => MigrationEvent::Busy(error.to_string()),
-            Some(Err(error)) => MigrationEvent::Marked(Err(error.to_string())),
-            _ => return self.attach_marked(id),
+        let event = match &outcome {
+            Ok(true) => Some(MigrationEvent::Marked(Ok(()))),
+            Ok(false) => None,
+            Err(error) if is_busy(error) => Some(MigrationEvent::Busy(error.to_string())),
+            Err(error) => Some(MigrationEvent::Marked(Err(error.to_string()))),
         };
-        self.migration_event(id, event);
+        match outcome {
+            Ok(_) => self.reached(id, Until::Marked),
+            Err(error) => self.refuse_first(id, Until::Marked, error.into()),
+        }
+        if let Some(event) = event {
+            self.migration_event(id, event);
+        }
         self.attach_marked(id);
     }
 
@@ -332,7 +327,7 @@ impl Core {
         let problem = self.attach_tried.remove(&id).and_then(|(_, problem)| problem);
         self.attach_tried.insert(id, (self.now_ns, problem));
         let epoch = self.epochs.take();
-        self.channel_event(id, ChannelEvent::AttachRequested(NOBODY));
+        self.channel_event(id, ChannelEvent::AttachRequested);
         self.commands.push(Command::Ask(connection, Ask::Attach(epoch)));
     }
 
@@ -387,17 +382,11 @@ impl Core {
     /// channel's interrupts after that. It is unplugged, and plugged again as the VM is marked.
     pub(super) fn plug_anew(&mut self, id: VmId) {
         let Some(connection) = self.world.get(id).and_then(|managed| managed.responsive()) else { return };
-        if self.channel_event(id, ChannelEvent::DetachRequested(NOBODY)).is_some() {
+        if self.channel_event(id, ChannelEvent::DetachRequested).is_some() {
             self.mark(id, connection);
             self.is_to_be_unplugged(id);
             self.commands.push(Command::Ask(connection, Ask::Detach));
         }
-    }
-
-    /// Requests of a VM that is gone.
-    pub(super) fn marks_gone(&mut self, id: VmId) -> Vec<Option<RequestId>> {
-        self.attach_tried.remove(&id);
-        self.mark_requests.extract_if(.., |(vm, _)| *vm == id).map(|(_, request)| Some(request)).collect()
     }
 }
 

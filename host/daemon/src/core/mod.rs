@@ -25,6 +25,7 @@
 //! | `migration` | VMs that leave for another host, or arrive |
 //! | `render` | VMs in the form of the API |
 //! | `counts` | what was done to VMs, summed up for metrics |
+//! | `waiting` | requests that wait for something |
 //! | `uses` | what VMs have of the host, for those who place another one |
 
 mod act;
@@ -47,6 +48,7 @@ mod resize;
 mod scheduling;
 pub(crate) mod uses;
 mod vms;
+mod waiting;
 
 pub use refusal::{Refusal, sanitize};
 
@@ -62,7 +64,7 @@ use vnuma_policy::{
     Policies, World, decide,
     rehome::Rehome,
     sizing::Resize,
-    world::{ConnectionId, RehomeWish, RequestId, ResizeWish, Vm, VmId},
+    world::{ConnectionId, RequestId, Vm, VmId},
 };
 
 /// Everything that is known, and what follows from it.
@@ -85,8 +87,8 @@ pub struct Core {
     looked: locations::Looked,
     /// Threads of each VM that are watched.
     watched: HashMap<VmId, Vec<i32>>,
-    /// Attaches that are answered with the first publication.
-    first_publication: HashMap<VmId, RequestId>,
+    /// Requests that wait for something.
+    waiting: waiting::WaitingList,
     /// VMs whose threads are counted, and how they were when that was ordered.
     counted: HashMap<VmId, (i32, Vec<(ApicId, i32)>)>,
     /// VMs whose threads may have changed since.
@@ -99,18 +101,8 @@ pub struct Core {
     confine_problems: BTreeMap<(VmId, ApicId), String>,
     /// VMs whose threads scx_vnuma was told of, if it is loaded.
     ranked: BTreeMap<VmId, i32>,
-    /// Changes of a policy that are answered when all masks are the operator's again.
-    policy_requests: Vec<(VmId, RequestId)>,
-    /// Requests that are answered when the VM's memory was looked at.
-    memory_requests: Vec<(VmId, RequestId)>,
-    /// Re-homes that begin, or are shown, when the VM was described.
-    rehome_described: Vec<(VmId, Option<RequestId>, Option<RehomeWish>)>,
-    /// Re-homes that begin when the VM's memory was looked at.
-    rehome_requests: Vec<(VmId, Option<RequestId>, RehomeWish)>,
     /// VMs with a guest node that gets another home.
     rehoming: BTreeSet<VmId>,
-    /// Changes of guest nodes that begin when the VM was described, and then looked at, which is under way with `true`.
-    resize_requests: Vec<(VmId, RequestId, ResizeWish, bool)>,
     /// VMs with a guest node that grows or shrinks.
     resizing: BTreeSet<VmId>,
     /// VMs that migrate.
@@ -119,8 +111,6 @@ pub struct Core {
     counts: counts::Counts,
     /// Last migrations of VMs that are gone.
     migrated: VecDeque<api::Migration>,
-    /// Requests that are answered when the VM is marked.
-    mark_requests: Vec<(VmId, RequestId)>,
     /// When it was tried last to attach VMs that are marked, and why that failed.
     attach_tried: BTreeMap<VmId, (u64, Option<String>)>,
     /// Resyncs since it was looked for scx_vnuma.
@@ -166,24 +156,18 @@ impl Core {
             threads: BTreeMap::new(),
             looked: locations::Looked::default(),
             watched: HashMap::new(),
-            first_publication: HashMap::new(),
+            waiting: waiting::WaitingList::default(),
             counted: HashMap::new(),
             recount: BTreeSet::new(),
             scheduled: BTreeSet::new(),
             counting: false,
             confine_problems: BTreeMap::new(),
             ranked: BTreeMap::new(),
-            policy_requests: Vec::new(),
-            memory_requests: Vec::new(),
-            rehome_described: Vec::new(),
-            rehome_requests: Vec::new(),
             rehoming: BTreeSet::new(),
-            resize_requests: Vec::new(),
             resizing: BTreeSet::new(),
             migrating: BTreeSet::new(),
             counts: counts::Counts::default(),
             migrated: VecDeque::new(),
-            mark_requests: Vec::new(),
             attach_tried: BTreeMap::new(),
             unlooked: u32::MAX,
             scan_problem: None,

@@ -5,6 +5,7 @@ use super::{
     event::{Ask, Level},
     refusal::Refusal,
     render,
+    waiting::{Then, Until},
 };
 use vnuma_api as api;
 use vnuma_policy::{
@@ -23,7 +24,7 @@ impl Core {
         let old = |vm: &Vm| !vm.is_rehomed() && now_ns.saturating_sub(vm.described_ns) >= SHOWN_NS;
         let answers = self.world.get(id).is_some_and(|managed| managed.responsive().is_some());
         if answers && self.vm(id).is_some_and(old) {
-            self.describe_for_rehome(id, Some(request), None);
+            self.describe_first(id, Some(request), Then::Answer(Reply::Rehome(id, None)));
         } else {
             self.answer(Some(request), Reply::Rehome(id, None));
         }
@@ -31,55 +32,12 @@ impl Core {
     }
 
     /// Bound memory is described seldom, and what is there decides.
-    pub(super) fn describe_for_rehome(
-        &mut self,
-        id: VmId,
-        request: Option<RequestId>,
-        wish: Option<RehomeWish>,
-    ) {
+    pub(super) fn describe_first(&mut self, id: VmId, request: Option<RequestId>, then: Then) {
         if let Some((_, vm)) = self.world.vm_mut(id) {
             vm.described_ns = self.now_ns;
         }
-        self.rehome_described.push((id, request, wish));
+        self.wait(request, id, Until::Described, then);
         self.ask_if_connected(id, Ask::Describe);
-    }
-
-    /// A VM was described for those who wait for that.
-    pub(super) fn rehomes_described(&mut self, id: VmId) {
-        let waiting: Vec<_> = self.rehome_described.extract_if(.., |(vm, ..)| *vm == id).collect();
-        for (_, request, wish) in waiting {
-            let Some(wish) = wish else {
-                self.answer(request, Reply::Rehome(id, None));
-                continue;
-            };
-            // Whoever may act decides what it costs: what was free at the last look would refuse, or allow, for minutes.
-            if let Some((_, vm)) = self.world.vm_mut(id) {
-                vm.homing.rests_until_ns = 0;
-            }
-            if self.world.observe_now(id, self.now_ns) {
-                self.rehome_requests.push((id, request, wish));
-            } else if let Err(refusal) = self.begin_rehome(request, id, wish) {
-                self.refuse_rehome(request, refusal);
-            }
-        }
-    }
-
-    /// It will not be described: its hypervisor does not answer.
-    pub(super) fn rehomes_undescribed(&mut self, id: VmId, problem: &str) {
-        let vm = self.vm(id).map(|vm| vm.name().to_owned()).unwrap_or_default();
-        let waiting: Vec<_> = self.rehome_described.extract_if(.., |(vm, ..)| *vm == id).collect();
-        for (_, request, _) in waiting {
-            let refusal = Refusal::NotConnected { vm: vm.clone(), problem: problem.to_owned() };
-            self.refuse_rehome(request, refusal);
-        }
-    }
-
-    /// Nobody waits for one that a policy wants.
-    fn refuse_rehome(&mut self, request: Option<RequestId>, refusal: Refusal) {
-        match request {
-            Some(_) => self.answer(request, Reply::Refused(refusal)),
-            None => self.log(Level::Warn, format!("{refusal}; its vCPUs have come to stay elsewhere")),
-        }
     }
 
     /// An operator wants a guest node to have another home. What is free, and what keeps memory, is looked at first.
@@ -99,7 +57,7 @@ impl Core {
             return Err(Refusal::NoNode { node: wish.node, present });
         }
         self.connected(name)?;
-        self.describe_for_rehome(id, Some(request), Some(wish));
+        self.describe_first(id, Some(request), Then::Rehome(wish));
         Ok(())
     }
 
@@ -115,23 +73,7 @@ impl Core {
         Ok(())
     }
 
-    /// Its memory was looked at, or could not be.
-    pub(super) fn rehomes_observed(&mut self, id: VmId, problem: Option<&String>) {
-        for (_, request, wish) in
-            self.rehome_requests.extract_if(.., |(vm, ..)| *vm == id).collect::<Vec<_>>()
-        {
-            let name = self.vm(id).map(|vm| vm.name().to_owned()).unwrap_or_default();
-            let taken = match problem {
-                None => self.begin_rehome(request, id, wish),
-                Some(problem) => Err(Refusal::Memory { vm: name, problem: problem.clone() }),
-            };
-            if let Err(refusal) = taken {
-                self.refuse_rehome(request, refusal);
-            }
-        }
-    }
-
-    fn begin_rehome(
+    pub(super) fn begin_rehome(
         &mut self,
         request: Option<RequestId>,
         id: VmId,
@@ -206,16 +148,6 @@ impl Core {
         let vm = self.vm(id).ok_or_else(|| Refusal::Ended { vm: "the VM".to_owned() })?;
         let stays = |node| self.world.stays_behind(id, node, &self.policies, self.now_ns);
         Ok(render::rehome(vm, &self.world.host, planned, stays))
-    }
-
-    /// Requests of a VM that is gone.
-    pub(super) fn rehomes_gone(&mut self, id: VmId) -> Vec<Option<RequestId>> {
-        self.rehoming.remove(&id);
-        let described = self.rehome_described.extract_if(.., |(vm, ..)| *vm == id);
-        let mut gone: Vec<_> = described.map(|(_, request, _)| request).collect();
-        let observed = self.rehome_requests.extract_if(.., |(vm, ..)| *vm == id);
-        gone.extend(observed.map(|(_, request, _)| request));
-        gone
     }
 
     /// A vCPU was moved for a re-home, or could not be.

@@ -117,9 +117,9 @@ fn channel(state: ChannelState) -> api::ChannelState {
         ChannelState::Detached | ChannelState::Replugging(_) | ChannelState::AttachTimedOut => {
             api::ChannelState::None
         }
-        ChannelState::Attaching(_) | ChannelState::Recovering => api::ChannelState::Attaching,
+        ChannelState::Attaching | ChannelState::Recovering => api::ChannelState::Attaching,
         ChannelState::Attached(_) | ChannelState::Detaching(..) => api::ChannelState::Attached,
-        ChannelState::Lost | ChannelState::LostDetaching(_) => api::ChannelState::Lost,
+        ChannelState::Lost | ChannelState::LostDetaching => api::ChannelState::Lost,
     }
 }
 

@@ -8,6 +8,7 @@ use super::{
     migration::refuse_if_migrating,
     names::not_connected,
     refusal::Refusal,
+    waiting::{Then, Until},
 };
 use vnuma_hypervisor::VmError;
 use vnuma_model::{ApicId, GuestNodeId, HostNodeId};
@@ -51,9 +52,9 @@ impl Core {
             ChannelState::Attached(_) | ChannelState::Detaching(..) => {
                 return Err(Refusal::Attached { vm: vm_name() });
             }
-            ChannelState::Attaching(_) => return Err(Refusal::Attaching { vm: vm_name() }),
+            ChannelState::Attaching => return Err(Refusal::Attaching { vm: vm_name() }),
             ChannelState::Recovering => return Err(Refusal::Recovering { vm: vm_name() }),
-            ChannelState::Lost | ChannelState::LostDetaching(_) => {
+            ChannelState::Lost | ChannelState::LostDetaching => {
                 return Err(Refusal::Lost { vm: vm_name() });
             }
             // If it does not answer, its link becomes silent.
@@ -64,7 +65,8 @@ impl Core {
             ChannelState::Detached => check_publishable(vm)?,
         }
         let epoch = self.epochs.take();
-        self.channel_event(id, ChannelEvent::AttachRequested(request));
+        self.channel_event(id, ChannelEvent::AttachRequested);
+        self.wait(Some(request), id, Until::Attached, Then::Answer(Reply::Vm(id)));
         self.commands.push(Command::Ask(connection, Ask::Attach(epoch)));
         Ok(())
     }
@@ -77,16 +79,17 @@ impl Core {
             ChannelState::Detached | ChannelState::AttachTimedOut | ChannelState::Replugging(_) => {
                 return Err(Refusal::NotAttached { vm: vm_name() });
             }
-            ChannelState::Attaching(_) => return Err(Refusal::Attaching { vm: vm_name() }),
+            ChannelState::Attaching => return Err(Refusal::Attaching { vm: vm_name() }),
             ChannelState::Recovering => return Err(Refusal::Recovering { vm: vm_name() }),
-            ChannelState::Detaching(..) | ChannelState::LostDetaching(_) => {
+            ChannelState::Detaching(..) | ChannelState::LostDetaching => {
                 return Err(Refusal::Detaching { vm: vm_name() });
             }
             ChannelState::Attached(_) | ChannelState::Lost => {}
         }
         // It is not to come back by itself.
         self.unmark(id);
-        self.channel_event(id, ChannelEvent::DetachRequested(request));
+        self.channel_event(id, ChannelEvent::DetachRequested);
+        self.wait(Some(request), id, Until::Detached, Then::Answer(Reply::Vm(id)));
         self.is_to_be_unplugged(id);
         self.commands.push(Command::Ask(connection, Ask::Detach));
         Ok(())
@@ -128,8 +131,9 @@ impl Core {
         refuse_if_migrating(vm)?;
         let node = check_replug(vm, vcpu)?;
         if let Some((_, vm)) = self.world.vm_mut(id) {
-            vm.replug_wanted = Some(Replug { vcpu, node, request: Some(request) });
+            vm.replug_wanted = Some(Replug { vcpu, node });
         }
+        self.wait(Some(request), id, Until::Replugged, Then::Answer(Reply::Vm(id)));
         Ok(())
     }
 }

@@ -5,6 +5,7 @@ use super::{
     event::{Ask, Command, Level},
     refusal::Refusal,
     render,
+    waiting::{Then, Until},
 };
 use vnuma_api as api;
 use vnuma_hypervisor::VmError;
@@ -35,13 +36,13 @@ impl Core {
             return Err(Refusal::NoGuestNode { vm: name.to_owned(), node: wish.guest_node, present });
         }
         self.connected(name)?;
-        self.resize_requests.push((id, request, wish, false));
+        self.wait(Some(request), id, Until::Described, Then::Resize(wish));
         self.ask_if_connected(id, Ask::Describe);
         Ok(())
     }
 
-    /// A VM was described.
-    pub(super) fn resizes_described(&mut self, id: VmId) {
+    /// A VM was described: what it has is looked at, if its sizes are left to vnumad.
+    pub(super) fn sizes_described(&mut self, id: VmId) {
         let (now_ns, policies) = (self.now_ns, self.policies);
         if let Some((_, vm)) = self.world.vm_mut(id)
             && vm.is_looked_at(&policies)
@@ -49,62 +50,27 @@ impl Core {
         {
             vm.homing.due_ns.get_or_insert(now_ns.max(vm.homing.rests_until_ns));
         }
-        let begun =
-            |(vm, _, _, observing): &&mut (VmId, RequestId, ResizeWish, bool)| *vm == id && !*observing;
-        let mut waiting = self.resize_requests.iter_mut().filter(begun).peekable();
-        if waiting.peek().is_none() {
-            return;
-        }
-        waiting.for_each(|(.., observing)| *observing = true);
-        // Whoever may act decides what it costs: what was free at the last look would refuse, or allow, for minutes.
-        if let Some((_, vm)) = self.world.vm_mut(id) {
-            vm.homing.rests_until_ns = 0;
-        }
-        if !self.world.observe_now(id, now_ns) {
-            self.resizes_observed(id, None);
-        }
     }
 
-    /// Its memory was looked at, or could not be.
-    pub(super) fn resizes_observed(&mut self, id: VmId, problem: Option<&String>) {
+    /// Its memory was looked at: a policy may want another size.
+    pub(super) fn note_resizing(&mut self, id: VmId) {
         if self.vm(id).is_some_and(|vm| vm.is_resized()) {
             self.resizing.insert(id);
         }
-        let ready = self.resize_requests.extract_if(.., |(vm, _, _, observing)| *vm == id && *observing);
-        for (_, request, wish, _) in ready.collect::<Vec<_>>() {
-            let name = self.vm(id).map(|vm| vm.name().to_owned()).unwrap_or_default();
-            let taken = match problem {
-                None => self.begin_resize(request, id, &wish),
-                Some(problem) => Err(Refusal::Memory { vm: name, problem: problem.clone() }),
-            };
-            if let Err(refusal) = taken {
-                self.answer(Some(request), Reply::Refused(refusal));
-            }
-        }
     }
 
-    /// Its hypervisor does not answer.
-    pub(super) fn resizes_refused(&mut self, id: VmId, problem: &str) {
-        let vm = self.vm(id).map(|vm| vm.name().to_owned()).unwrap_or_default();
-        for request in self.resizes_gone(id) {
-            let refusal = Refusal::NotConnected { vm: vm.clone(), problem: problem.to_owned() };
-            self.answer(request, Reply::Refused(refusal));
-        }
-    }
-
-    /// Requests of a VM that is gone, or does not answer.
-    pub(super) fn resizes_gone(&mut self, id: VmId) -> Vec<Option<RequestId>> {
-        let waiting = self.resize_requests.extract_if(.., |(vm, ..)| *vm == id);
-        waiting.map(|(_, request, ..)| Some(request)).collect()
-    }
-
-    fn begin_resize(&mut self, request: RequestId, id: VmId, wish: &ResizeWish) -> Result<(), Refusal> {
+    pub(super) fn begin_resize(
+        &mut self,
+        request: Option<RequestId>,
+        id: VmId,
+        wish: &ResizeWish,
+    ) -> Result<(), Refusal> {
         let Some(vm) = self.vm(id) else { return Err(Refusal::Ended { vm: "the VM".to_owned() }) };
         let (name, guest_node, now_ns) = (vm.name().to_owned(), wish.guest_node, self.now_ns);
         let refused = |source| Refusal::Resize { vm: name.clone(), guest_node, source };
         let (mode, resize) = self.world.plan_resize(vm, wish, now_ns).map_err(refused)?;
         if wish.dry_run {
-            self.answer(Some(request), Reply::Sizes(id, resize));
+            self.answer(request, Reply::Sizes(id, resize));
             return Ok(());
         }
         if let Some(resize) = &resize {
@@ -112,7 +78,7 @@ impl Core {
         }
         self.world.begin_resize(id, guest_node, mode, resize, now_ns);
         self.resizing.insert(id);
-        self.answer(Some(request), Reply::Sizes(id, None));
+        self.answer(request, Reply::Sizes(id, None));
         Ok(())
     }
 

@@ -14,6 +14,7 @@ use super::{
     event::{Command, Level, Made, MaskOrder, Ranked, Switch},
     refusal::Refusal,
     render,
+    waiting::{Then, Until, Waiting},
 };
 use std::collections::{BTreeMap, BTreeSet};
 use vnuma_api as api;
@@ -88,7 +89,7 @@ impl Core {
             return Err(Refusal::NotConnected { vm: name.to_owned(), problem });
         };
         let (vm, before) = (vm.name().to_owned(), vm.scheduling.policy);
-        self.policy_requests.push((id, request));
+        self.wait(Some(request), id, Until::MasksReturned, Then::Answer(Reply::Scheduling(id)));
         self.recount(id);
         if before != policy {
             self.world.set_policy(id, policy);
@@ -121,9 +122,9 @@ impl Core {
             };
             vm.is_some_and(|vm| !given_back(vm) || others(vm))
         };
-        let done: Vec<_> = self.policy_requests.extract_if(.., |(id, _)| !waits(*id)).collect();
-        for (id, request) in done {
-            self.answer(Some(request), Reply::Scheduling(id));
+        let done = |waiting: &Waiting| waiting.until == Until::MasksReturned && !waits(waiting.vm);
+        for Waiting { request, vm, .. } in self.waiting.take_if(done) {
+            self.answer(request, Reply::Scheduling(vm));
         }
     }
 
@@ -347,15 +348,7 @@ impl Core {
         let before = self.confine_problems.insert((id, vcpu), problem.clone());
         let level = if before.as_ref() == Some(&problem) { Level::Debug } else { Level::Warn };
         self.log(level, format!("{name}: the CPUs of vCPU {vcpu} could not be set: {problem}"));
-        let waiting: Vec<_> = self.policy_requests.extract_if(.., |(vm, _)| *vm == id).collect();
-        let mut source = Some(source);
-        for (_, request) in waiting {
-            let reply = match source.take() {
-                Some(source) => Reply::Refused(Refusal::Confine { vm: name.clone(), vcpu, source }),
-                None => Reply::Scheduling(id),
-            };
-            self.answer(Some(request), reply);
-        }
+        self.refuse_first(id, Until::MasksReturned, Refusal::Confine { vm: name, vcpu, source });
     }
 
     /// The masks that an earlier vnumad left are the operator's again.

@@ -7,6 +7,7 @@ use super::{
     names::is_one,
     refusal::Refusal,
     render,
+    waiting::Until,
 };
 use std::collections::{BTreeMap, HashSet};
 use vnuma_api as api;
@@ -278,8 +279,8 @@ impl Core {
         }
         self.drop_moves_of_missing(id);
         self.recount(id);
-        self.rehomes_described(id);
-        self.resizes_described(id);
+        self.sizes_described(id);
+        self.reached(id, Until::Described);
         if arrived {
             self.arrived(id);
         }
@@ -328,8 +329,7 @@ impl Core {
             self.drop_vm(id, true);
         }
         self.watch_process(id, pid);
-        self.rehomes_undescribed(id, &problem);
-        self.resizes_refused(id, &problem);
+        self.refuse_unanswered(id, &problem, false);
         self.link_event(id, LinkEvent::Silent(problem));
     }
 
@@ -387,21 +387,13 @@ impl Core {
 
     /// Requests over a lost connection fail.
     fn refuse_in_flight(&mut self, id: VmId, problem: &str) {
-        self.rehomes_undescribed(id, problem);
-        self.resizes_refused(id, problem);
         self.migration_event(id, MigrationEvent::ConnectionLost);
-        let Some(vm) = self.vm(id) else { return };
-        let (name, in_flight) = (vm.name().to_owned(), vm.channel.request());
-        let wanted = vm.replug_wanted.and_then(|replug| replug.request);
+        self.refuse_unanswered(id, problem, true);
         if let Some((_, vm)) = self.world.vm_mut(id) {
             vm.replug_wanted = None;
         }
-        let answered = self.channel_event(id, ChannelEvent::ConnectionLost).and(in_flight);
-        let marks = self.marks_gone(id);
-        for request in [answered, wanted].into_iter().chain(marks) {
-            let refusal = Refusal::NotConnected { vm: name.clone(), problem: problem.to_owned() };
-            self.answer(request, Reply::Refused(refusal));
-        }
+        self.channel_event(id, ChannelEvent::ConnectionLost);
+        self.attach_tried.remove(&id);
     }
 
     /// Forgets a VM. `ended`: its process has ended.
@@ -436,27 +428,16 @@ impl Core {
             self.commands.push(Command::StopMemory(id));
         }
         self.recount(id);
-        let policies = self.policy_requests.extract_if(.., |(vm, _)| *vm == id);
-        let policies: Vec<_> = policies.map(|(_, request)| Some(request)).collect();
-        let shown = self.memory_requests.extract_if(.., |(vm, _)| *vm == id);
-        let shown: Vec<_> = shown.map(|(_, request)| Some(request)).collect();
-        let rehomes = self.rehomes_gone(id).into_iter().chain(self.marks_gone(id));
-        let resizes = self.resizes_gone(id);
-        let rehomes: Vec<_> = rehomes.collect();
-        let waiting = [
-            vm.channel.request(),
-            self.first_publication.remove(&id),
-            vm.replug_wanted.and_then(|replug| replug.request),
-        ];
+        self.rehoming.remove(&id);
+        self.attach_tried.remove(&id);
         let name = vm.description.name.clone();
         let moves: Vec<_> = vm.moves.iter().map(|wanted| wanted.request).collect();
         self.remember_migration(id, vm);
         self.counts.forget(id);
-        for request in
-            waiting.into_iter().chain(moves).chain(policies).chain(shown).chain(rehomes).chain(resizes)
-        {
+        for request in moves {
             self.answer(request, Reply::Refused(Refusal::Ended { vm: name.clone() }));
         }
+        self.refuse_ended(id, &name);
         self.log(Level::Info, format!("{name}: VM gone"));
         self.announce(api::Event::Gone { vm: name, time_ns: self.now_ns });
     }

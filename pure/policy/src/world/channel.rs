@@ -19,7 +19,6 @@
 //! The device is plugged in `Attached`, `Detaching`, `Recovering`, `Lost` and `LostDetaching`. Only in the first two does this
 //! process publish through it. vCPUs are replugged only where there is no channel.
 
-use super::RequestId;
 use vnuma_model::{ApicId, GuestNodeId};
 
 /// A vCPU that is on its way to another guest node.
@@ -29,8 +28,6 @@ pub struct Replug {
     pub vcpu: ApicId,
     /// The guest node it goes to.
     pub node: GuestNodeId,
-    /// Who asked for it, if somebody did.
-    pub request: Option<RequestId>,
 }
 
 /// The writing end of a channel.
@@ -49,8 +46,8 @@ pub enum ChannelState {
     Detached,
     /// There is none, and a vCPU is being replugged.
     Replugging(Replug),
-    /// It is being plugged, for this request.
-    Attaching(RequestId),
+    /// It is being plugged.
+    Attaching,
     /// Plugging it was not answered in time: the hypervisor may still carry it out. Then it is undone.
     AttachTimedOut,
     /// An earlier vnumad plugged it. Its parts are being copied from the hypervisor.
@@ -58,18 +55,18 @@ pub enum ChannelState {
     /// It is there and served.
     Attached(Publisher),
     /// The guest is asked to let go of it. It is served until it does.
-    Detaching(Publisher, RequestId),
+    Detaching(Publisher),
     /// It is there, and cannot be served.
     Lost,
-    /// The guest is asked to let go of one that cannot be served, for a request or to undo an attach.
-    LostDetaching(Option<RequestId>),
+    /// The guest is asked to let go of one that cannot be served, or to undo an attach.
+    LostDetaching,
 }
 
 /// What happens to a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChannelEvent {
-    /// An operator wants one.
-    AttachRequested(RequestId),
+    /// It is to be plugged.
+    AttachRequested,
     /// It is plugged; the next publication has this generation.
     Attached(u64),
     /// It could not be plugged, and nothing is left of the attempt.
@@ -86,8 +83,8 @@ pub enum ChannelEvent {
     Recovered(u64),
     /// It could not be.
     RecoverFailed,
-    /// An operator wants it gone.
-    DetachRequested(RequestId),
+    /// It is to go.
+    DetachRequested,
     /// The guest has let go of it, and the request is answered.
     DetachDone,
     /// It has not.
@@ -115,36 +112,30 @@ impl ChannelState {
         match (self, event) {
             (Self::Detached, E::ReplugStarted(replug)) => Some(Self::Replugging(replug)),
             (Self::Replugging(_), E::ReplugEnded | E::ConnectionLost) => Some(Self::Detached),
-            (Self::Detached | Self::AttachTimedOut, E::AttachRequested(request)) => {
-                Some(Self::Attaching(request))
-            }
-            (Self::Attaching(_), E::Attached(next)) | (Self::Recovering, E::Recovered(next)) => {
+            (Self::Detached | Self::AttachTimedOut, E::AttachRequested) => Some(Self::Attaching),
+            (Self::Attaching, E::Attached(next)) | (Self::Recovering, E::Recovered(next)) => {
                 Some(Self::Attached(Publisher::Ready(next)))
             }
-            (Self::Attaching(_), E::AttachFailed | E::ConnectionLost) => Some(Self::Detached),
-            (Self::Attaching(_), E::AttachTimedOut) => Some(Self::AttachTimedOut),
-            (Self::Attaching(_), E::AttachFoundForeign) => Some(Self::Lost),
+            (Self::Attaching, E::AttachFailed | E::ConnectionLost) => Some(Self::Detached),
+            (Self::Attaching, E::AttachTimedOut) => Some(Self::AttachTimedOut),
+            (Self::Attaching, E::AttachFoundForeign) => Some(Self::Lost),
             (Self::Detached | Self::Lost, E::FoundPlugged) => Some(Self::Recovering),
-            (Self::AttachTimedOut, E::FoundPlugged) => Some(Self::LostDetaching(None)),
+            (Self::AttachTimedOut, E::FoundPlugged) => Some(Self::LostDetaching),
             (Self::AttachTimedOut, E::FoundUnplugged) => Some(Self::Detached),
             (Self::Recovering, E::RecoverFailed | E::ConnectionLost) => Some(Self::Lost),
             (state, E::FoundUnplugged | E::Released | E::DetachDone) if state.is_plugged() => {
                 Some(Self::Detached)
             }
-            (Self::Attached(publisher), E::DetachRequested(request)) => {
-                Some(Self::Detaching(publisher, request))
-            }
-            (Self::Lost, E::DetachRequested(request)) => Some(Self::LostDetaching(Some(request))),
-            (Self::Detaching(publisher, _), E::DetachFailed | E::ConnectionLost) => {
+            (Self::Attached(publisher), E::DetachRequested) => Some(Self::Detaching(publisher)),
+            (Self::Lost, E::DetachRequested) => Some(Self::LostDetaching),
+            (Self::Detaching(publisher), E::DetachFailed | E::ConnectionLost) => {
                 Some(Self::Attached(publisher))
             }
-            (Self::LostDetaching(_), E::DetachFailed | E::ConnectionLost) => Some(Self::Lost),
+            (Self::LostDetaching, E::DetachFailed | E::ConnectionLost) => Some(Self::Lost),
             (Self::Attached(_), E::PublishFailed) => Some(Self::Lost),
-            (Self::Detaching(_, request), E::PublishFailed) => Some(Self::LostDetaching(Some(request))),
+            (Self::Detaching(_), E::PublishFailed) => Some(Self::LostDetaching),
             (Self::Attached(publisher), event) => publisher.next(event).map(Self::Attached),
-            (Self::Detaching(publisher, request), event) => {
-                publisher.next(event).map(|publisher| Self::Detaching(publisher, request))
-            }
+            (Self::Detaching(publisher), event) => publisher.next(event).map(Self::Detaching),
             _ => None,
         }
     }
@@ -153,25 +144,15 @@ impl ChannelState {
     pub fn is_plugged(self) -> bool {
         match self {
             Self::Attached(_) | Self::Detaching(..) | Self::Recovering | Self::Lost => true,
-            Self::LostDetaching(_) => true,
-            Self::Detached | Self::Replugging(_) | Self::Attaching(_) | Self::AttachTimedOut => false,
+            Self::LostDetaching => true,
+            Self::Detached | Self::Replugging(_) | Self::Attaching | Self::AttachTimedOut => false,
         }
     }
 
     /// The writing end, where this process has it.
     pub fn publisher(self) -> Option<Publisher> {
         match self {
-            Self::Attached(publisher) | Self::Detaching(publisher, _) => Some(publisher),
-            _ => None,
-        }
-    }
-
-    /// The request that waits for something that is in flight.
-    pub fn request(self) -> Option<RequestId> {
-        match self {
-            Self::Attaching(request) | Self::Detaching(_, request) => Some(request),
-            Self::LostDetaching(request) => request,
-            Self::Replugging(replug) => replug.request,
+            Self::Attached(publisher) | Self::Detaching(publisher) => Some(publisher),
             _ => None,
         }
     }
@@ -194,24 +175,24 @@ mod tests {
     use super::*;
     use Publisher::{Publishing, Ready};
 
-    const REPLUG: Replug = Replug { vcpu: 1, node: 0, request: Some(3) };
+    const REPLUG: Replug = Replug { vcpu: 1, node: 0 };
 
     const STATES: [S; 11] = [
         S::Detached,
         S::Replugging(REPLUG),
-        S::Attaching(1),
+        S::Attaching,
         S::AttachTimedOut,
         S::Recovering,
         S::Attached(Ready(8)),
         S::Attached(Publishing(8)),
-        S::Detaching(Ready(8), 1),
-        S::Detaching(Publishing(8), 1),
+        S::Detaching(Ready(8)),
+        S::Detaching(Publishing(8)),
         S::Lost,
-        S::LostDetaching(Some(1)),
+        S::LostDetaching,
     ];
 
     const EVENTS: [E; 19] = [
-        E::AttachRequested(2),
+        E::AttachRequested,
         E::Attached(9),
         E::AttachFailed,
         E::AttachTimedOut,
@@ -220,7 +201,7 @@ mod tests {
         E::FoundUnplugged,
         E::Recovered(9),
         E::RecoverFailed,
-        E::DetachRequested(2),
+        E::DetachRequested,
         E::DetachDone,
         E::DetachFailed,
         E::Released,
@@ -234,18 +215,18 @@ mod tests {
 
     /// Everything that changes a state; all other pairs change nothing.
     const TABLE: [(S, E, S); 55] = [
-        (S::Detached, E::AttachRequested(2), S::Attaching(2)),
+        (S::Detached, E::AttachRequested, S::Attaching),
         (S::Detached, E::FoundPlugged, S::Recovering),
         (S::Detached, E::ReplugStarted(REPLUG), S::Replugging(REPLUG)),
         (S::Replugging(REPLUG), E::ReplugEnded, S::Detached),
         (S::Replugging(REPLUG), E::ConnectionLost, S::Detached),
-        (S::Attaching(1), E::Attached(9), S::Attached(Ready(9))),
-        (S::Attaching(1), E::AttachFailed, S::Detached),
-        (S::Attaching(1), E::AttachTimedOut, S::AttachTimedOut),
-        (S::Attaching(1), E::AttachFoundForeign, S::Lost),
-        (S::Attaching(1), E::ConnectionLost, S::Detached),
-        (S::AttachTimedOut, E::AttachRequested(2), S::Attaching(2)),
-        (S::AttachTimedOut, E::FoundPlugged, S::LostDetaching(None)),
+        (S::Attaching, E::Attached(9), S::Attached(Ready(9))),
+        (S::Attaching, E::AttachFailed, S::Detached),
+        (S::Attaching, E::AttachTimedOut, S::AttachTimedOut),
+        (S::Attaching, E::AttachFoundForeign, S::Lost),
+        (S::Attaching, E::ConnectionLost, S::Detached),
+        (S::AttachTimedOut, E::AttachRequested, S::Attaching),
+        (S::AttachTimedOut, E::FoundPlugged, S::LostDetaching),
         (S::AttachTimedOut, E::FoundUnplugged, S::Detached),
         (S::Recovering, E::Recovered(9), S::Attached(Ready(9))),
         (S::Recovering, E::RecoverFailed, S::Lost),
@@ -253,42 +234,42 @@ mod tests {
         (S::Recovering, E::FoundUnplugged, S::Detached),
         (S::Recovering, E::Released, S::Detached),
         (S::Recovering, E::DetachDone, S::Detached),
-        (S::Attached(Ready(8)), E::DetachRequested(2), S::Detaching(Ready(8), 2)),
+        (S::Attached(Ready(8)), E::DetachRequested, S::Detaching(Ready(8))),
         (S::Attached(Ready(8)), E::FoundUnplugged, S::Detached),
         (S::Attached(Ready(8)), E::Released, S::Detached),
         (S::Attached(Ready(8)), E::DetachDone, S::Detached),
         (S::Attached(Ready(8)), E::PublishStarted, S::Attached(Publishing(8))),
         (S::Attached(Ready(8)), E::PublishFailed, S::Lost),
-        (S::Attached(Publishing(8)), E::DetachRequested(2), S::Detaching(Publishing(8), 2)),
+        (S::Attached(Publishing(8)), E::DetachRequested, S::Detaching(Publishing(8))),
         (S::Attached(Publishing(8)), E::FoundUnplugged, S::Detached),
         (S::Attached(Publishing(8)), E::Released, S::Detached),
         (S::Attached(Publishing(8)), E::DetachDone, S::Detached),
         (S::Attached(Publishing(8)), E::Published(9), S::Attached(Ready(9))),
         (S::Attached(Publishing(8)), E::PublishFailed, S::Lost),
-        (S::Detaching(Ready(8), 1), E::FoundUnplugged, S::Detached),
-        (S::Detaching(Ready(8), 1), E::DetachDone, S::Detached),
-        (S::Detaching(Ready(8), 1), E::Released, S::Detached),
-        (S::Detaching(Ready(8), 1), E::DetachFailed, S::Attached(Ready(8))),
-        (S::Detaching(Ready(8), 1), E::ConnectionLost, S::Attached(Ready(8))),
-        (S::Detaching(Ready(8), 1), E::PublishStarted, S::Detaching(Publishing(8), 1)),
-        (S::Detaching(Ready(8), 1), E::PublishFailed, S::LostDetaching(Some(1))),
-        (S::Detaching(Publishing(8), 1), E::FoundUnplugged, S::Detached),
-        (S::Detaching(Publishing(8), 1), E::DetachDone, S::Detached),
-        (S::Detaching(Publishing(8), 1), E::Released, S::Detached),
-        (S::Detaching(Publishing(8), 1), E::DetachFailed, S::Attached(Publishing(8))),
-        (S::Detaching(Publishing(8), 1), E::ConnectionLost, S::Attached(Publishing(8))),
-        (S::Detaching(Publishing(8), 1), E::Published(9), S::Detaching(Ready(9), 1)),
-        (S::Detaching(Publishing(8), 1), E::PublishFailed, S::LostDetaching(Some(1))),
+        (S::Detaching(Ready(8)), E::FoundUnplugged, S::Detached),
+        (S::Detaching(Ready(8)), E::DetachDone, S::Detached),
+        (S::Detaching(Ready(8)), E::Released, S::Detached),
+        (S::Detaching(Ready(8)), E::DetachFailed, S::Attached(Ready(8))),
+        (S::Detaching(Ready(8)), E::ConnectionLost, S::Attached(Ready(8))),
+        (S::Detaching(Ready(8)), E::PublishStarted, S::Detaching(Publishing(8))),
+        (S::Detaching(Ready(8)), E::PublishFailed, S::LostDetaching),
+        (S::Detaching(Publishing(8)), E::FoundUnplugged, S::Detached),
+        (S::Detaching(Publishing(8)), E::DetachDone, S::Detached),
+        (S::Detaching(Publishing(8)), E::Released, S::Detached),
+        (S::Detaching(Publishing(8)), E::DetachFailed, S::Attached(Publishing(8))),
+        (S::Detaching(Publishing(8)), E::ConnectionLost, S::Attached(Publishing(8))),
+        (S::Detaching(Publishing(8)), E::Published(9), S::Detaching(Ready(9))),
+        (S::Detaching(Publishing(8)), E::PublishFailed, S::LostDetaching),
         (S::Lost, E::FoundPlugged, S::Recovering),
         (S::Lost, E::FoundUnplugged, S::Detached),
-        (S::Lost, E::DetachRequested(2), S::LostDetaching(Some(2))),
+        (S::Lost, E::DetachRequested, S::LostDetaching),
         (S::Lost, E::Released, S::Detached),
         (S::Lost, E::DetachDone, S::Detached),
-        (S::LostDetaching(Some(1)), E::FoundUnplugged, S::Detached),
-        (S::LostDetaching(Some(1)), E::DetachDone, S::Detached),
-        (S::LostDetaching(Some(1)), E::Released, S::Detached),
-        (S::LostDetaching(Some(1)), E::DetachFailed, S::Lost),
-        (S::LostDetaching(Some(1)), E::ConnectionLost, S::Lost),
+        (S::LostDetaching, E::FoundUnplugged, S::Detached),
+        (S::LostDetaching, E::DetachDone, S::Detached),
+        (S::LostDetaching, E::Released, S::Detached),
+        (S::LostDetaching, E::DetachFailed, S::Lost),
+        (S::LostDetaching, E::ConnectionLost, S::Lost),
     ];
 
     #[test]
@@ -303,14 +284,11 @@ mod tests {
     }
 
     #[test]
-    fn only_a_served_channel_has_a_writer_and_only_what_is_in_flight_a_request() {
+    fn only_a_served_channel_has_a_writer() {
         for state in STATES {
             let served = matches!(state, S::Attached(_) | S::Detaching(..));
             assert_eq!(state.publisher().is_some(), served, "{state:?}");
             assert!(state.is_plugged() || !served, "{state:?}");
-            let in_flight =
-                !matches!(state, S::Detached | S::AttachTimedOut | S::Recovering | S::Attached(_) | S::Lost);
-            assert_eq!(state.request().is_some(), in_flight, "{state:?}");
         }
     }
 }

@@ -129,11 +129,11 @@ impl Vm {
     /// Its guest knows of its homes, as far as it can be told.
     fn is_published(&self, policies: &Policies, now_ns: u64) -> bool {
         match self.channel {
-            ChannelState::Attached(Publisher::Ready(_)) | ChannelState::Detaching(Publisher::Ready(_), _) => {
+            ChannelState::Attached(Publisher::Ready(_)) | ChannelState::Detaching(Publisher::Ready(_)) => {
                 self.placement.due(&policies.settle, now_ns) == Due::Nothing
             }
             ChannelState::Attached(_) | ChannelState::Detaching(..) => false,
-            ChannelState::Attaching(_) | ChannelState::Recovering => false,
+            ChannelState::Attaching | ChannelState::Recovering => false,
             _ => true,
         }
     }
