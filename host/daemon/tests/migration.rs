@@ -255,7 +255,7 @@ fn a_vm_is_detached_migrated_and_forgotten() {
     run.pass(1);
     assert!(matches!(run.core.show("a"), Err(Refusal::NoVm(_))), "it is still shown");
     assert_eq!((run.state().state, run.did("disconnect")), ("done".into(), 1));
-    assert_eq!(run.core.counts().migrations(), [("cancelled", 0), ("done", 1), ("failed", 0)].into());
+    assert_eq!(run.core.migrations(), [("cancelled", 0), ("done", 1), ("failed", 0)].into());
     assert_eq!(run.did("Attach"), 0);
     // Its QEMU is there as long as nobody ends it.
     run.description.run_state = "postmigrate".into();
@@ -318,7 +318,7 @@ fn one_that_fails_is_attached_again_and_not_marked_any_more() {
     run.pass(3);
     let shown = run.state();
     assert_eq!((shown.state.as_str(), shown.problem.as_deref()), ("failed", Some("no route")));
-    assert_eq!(run.core.counts().migrations()["failed"], 1);
+    assert_eq!(run.core.migrations()["failed"], 1);
     assert!(run.shown().attached && run.plugged && !run.marked);
     assert_eq!((run.did("Attach"), run.did("publish")), (1, 1));
     assert!(run.log.iter().any(|(level, line)| *level == Level::Warn && line.contains("failed: no route")));
@@ -433,7 +433,7 @@ fn a_vm_whose_qemu_ends_on_the_way_has_failed() {
     run.report(Report::Ended);
     let shown = run.state();
     assert_eq!((shown.state.as_str(), shown.problem.as_deref()), ("failed", Some("its QEMU has ended")));
-    assert_eq!(run.core.counts().migrations(), [("cancelled", 0), ("done", 0), ("failed", 1)].into());
+    assert_eq!(run.core.migrations(), [("cancelled", 0), ("done", 0), ("failed", 1)].into());
 }
 
 #[test]

@@ -302,7 +302,7 @@ fn memory_goes_first_then_the_guest_is_told_then_vcpus_follow() {
     assert_eq!(run.state().state, "done");
     // Its vCPU was on the home of the other guest node in between, and its guest was told so.
     assert_eq!(run.done.join(", "), "memory 1 to 0, publish 21, vcpu 0 to 0, publish 21");
-    let counts = run.core.counts().of(run.vm.0);
+    let counts = run.core.counts(run.vm.0);
     assert_eq!(
         (counts.rehomes, counts.moves["rehome"]),
         ([("done", 2), ("failed", 0), ("stopped", 0)].into(), 2)
@@ -455,7 +455,7 @@ fn one_that_is_stopped_stays_where_it_is_until_it_is_repeated_or_undone() {
     run.pass(5);
     assert_eq!((run.state().state.as_str(), run.mib), ("done", [1024, 0]));
     // By the operator, and by the next one.
-    let rehomes = run.core.counts().of(run.vm.0).rehomes;
+    let rehomes = run.core.counts(run.vm.0).rehomes;
     assert_eq!(rehomes, [("done", 1), ("failed", 0), ("stopped", 2)].into());
 }
 

@@ -275,7 +275,7 @@ fn a_guest_that_does_nothing_is_given_up_and_shown() {
     run.pass(2);
     run.ask(Request::StopResize("a".into())).expect("stopped");
     assert_eq!((run.shown(), &run.asked[2..]), (("stopped".into(), 128), &[512, 128][..]));
-    let resizes = run.core.counts().of(run.vm.0).resizes;
+    let resizes = run.core.counts(run.vm.0).resizes;
     assert_eq!(resizes, [("done", 0), ("failed", 0), ("partly", 1), ("stopped", 1)].into());
     assert!(
         run.ask(Request::StopResize("a".into()))

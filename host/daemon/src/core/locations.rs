@@ -6,6 +6,7 @@ use super::{
     event::{Ask, Command},
     refusal::Refusal,
 };
+use crate::config::Intervals;
 use vnuma_api as api;
 use vnuma_model::{ApicId, HostNodeId, HostTopology, VcpuLocation};
 use vnuma_policy::world::{HostReading, VcpuReading, VmId};
@@ -16,7 +17,7 @@ use vnuma_process::ActError;
 const LOOK_AT_ALL: u32 = 15;
 
 /// When threads were looked at.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Looked {
     /// Resyncs since all of them were, by a command.
     resyncs: u32,
@@ -25,6 +26,29 @@ pub(super) struct Looked {
     read: Vec<i32>,
     /// The last resync.
     resync_ns: u64,
+    /// Resyncs since it was looked for scx_vnuma.
+    unlooked: u32,
+    /// Most between two descriptions of a VM whose memory is not bound.
+    pub describe_ns: u64,
+}
+
+impl Default for Looked {
+    fn default() -> Self {
+        let describe_ns = Intervals::default().describe.as_nanos() as u64;
+        Self { resyncs: 0, read_ns: 0, read: Vec::new(), resync_ns: 0, unlooked: u32::MAX, describe_ns }
+    }
+}
+
+impl Looked {
+    /// With a resync: is it time to look for scx_vnuma, with each of so many?
+    pub(super) fn is_scheduler_due(&mut self, each: u32) -> bool {
+        self.unlooked = self.unlooked.saturating_add(1);
+        let due = self.unlooked >= each;
+        if due {
+            self.unlooked = 0;
+        }
+        due
+    }
 }
 
 /// Where a period shows a vCPU. It began before that was read, so that any event from then on counts as newer.
@@ -55,7 +79,7 @@ impl Core {
 
     fn look(&mut self, wanted: impl Fn(i32) -> bool) {
         let mut threads = Vec::new();
-        for (&tid, &(vm, _)) in self.threads.iter().filter(|(tid, _)| wanted(**tid)) {
+        for (&tid, &(vm, _)) in self.registry.threads.iter().filter(|(tid, _)| wanted(**tid)) {
             if let Some(vm) = self.vm(vm) {
                 threads.push((vm.description.pid, tid));
             }
@@ -73,7 +97,7 @@ impl Core {
             for seen in &vm.vcpus {
                 let location = location(&self.world.host, seen, reading.began_ns);
                 let its = (vm.vm, seen.vcpu);
-                if location.is_some() && self.threads.get(&seen.tid) == Some(&its) {
+                if location.is_some() && self.registry.threads.get(&seen.tid) == Some(&its) {
                     self.locate(vm.vm, seen.vcpu, location);
                     read.push(seen.tid);
                 }
@@ -85,7 +109,7 @@ impl Core {
 
     /// A thread was seen somewhere, or could not be looked at.
     pub(super) fn located(&mut self, tid: i32, location: Option<VcpuLocation>) {
-        if let Some(&(id, vcpu)) = self.threads.get(&tid) {
+        if let Some(&(id, vcpu)) = self.registry.threads.get(&tid) {
             self.locate(id, vcpu, location);
         }
     }
@@ -101,7 +125,7 @@ impl Core {
     /// The vCPU was unplugged, or the VM is about to end; its hypervisor knows.
     pub(super) fn thread_ended(&mut self, tid: i32) {
         // The kernel may reuse its number for a thread of another VM.
-        let Some((id, vcpu)) = self.threads.remove(&tid) else { return };
+        let Some((id, vcpu)) = self.registry.threads.remove(&tid) else { return };
         self.commands.push(Command::Unwatch(tid));
         self.locate(id, vcpu, None);
         self.recount(id);
@@ -132,7 +156,8 @@ impl Core {
             }
         };
         vm.assign(host, vcpu, node, ended.mover);
-        self.counts.moved(id, if ended.request.is_some() { BY_OPERATOR } else { FOR_REHOME });
+        let why = if ended.request.is_some() { BY_OPERATOR } else { FOR_REHOME };
+        self.state(id).counts.moved(why);
         self.moved_by_operator(id, vcpu);
         self.locate(id, vcpu, location);
         self.vcpu_rehomed(id, vcpu, Ok(()));

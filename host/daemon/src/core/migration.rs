@@ -7,6 +7,7 @@
 //! | a VM that is marked | is attached as soon as its guest runs: after its arrival, or where a migration has failed |
 //! | a VM that arrives with its channel | the channel is plugged anew, as QEMU does not connect it to the guest |
 
+use super::counts::none_of;
 use super::{
     Core, Reply,
     event::{Ask, Command, Level},
@@ -14,6 +15,7 @@ use super::{
     requests::check_publishable,
     waiting::{Then, Until},
 };
+use std::collections::{BTreeMap, VecDeque};
 use vnuma_api as api;
 use vnuma_hypervisor::{VmError, VmHandle};
 use vnuma_model::{MigrationProgress, RunState, VmDescription};
@@ -24,6 +26,42 @@ use vnuma_policy::{
 
 /// Migrations of VMs that are gone, which can still be asked for.
 const REMEMBERED: usize = 64;
+
+/// Migrations that have ended.
+#[derive(Default)]
+pub(super) struct Migrated {
+    /// The last ones of VMs that are gone.
+    last: VecDeque<api::Migration>,
+    /// By what came of them.
+    counts: BTreeMap<&'static str, u64>,
+}
+
+impl Migrated {
+    /// Counts one. One that was under way when its VM ended has failed.
+    fn count(&mut self, phase: Phase) {
+        let phase = if phase.is_over() { phase } else { Phase::Failed };
+        *self.counts.entry(phase.name()).or_default() += 1;
+    }
+
+    /// How many there were, by what came of them.
+    pub(super) fn counts(&self) -> BTreeMap<&'static str, u64> {
+        let mut all = none_of([Phase::Done, Phase::Cancelled, Phase::Failed].map(Phase::name));
+        all.extend(&self.counts);
+        all
+    }
+
+    fn remember(&mut self, known: api::Migration) {
+        self.last.retain(|other| other.vm != known.vm);
+        if self.last.len() == REMEMBERED {
+            self.last.pop_front();
+        }
+        self.last.push_back(known);
+    }
+
+    fn of(&self, name: &str) -> Option<api::Migration> {
+        self.last.iter().find(|known| known.vm == name).cloned()
+    }
+}
 
 impl Core {
     /// An operator wants a VM to go to another host.
@@ -66,7 +104,8 @@ impl Core {
             vm.unplug = None;
             vm.migration = Some(Migration::new(destination, post_copy, attached, now_ns));
         }
-        self.migrating.insert(id);
+        self.state(id).migrates = true;
+        self.goes_on(id);
         self.answer(Some(request), Reply::Migration(vm_name()));
         Ok(())
     }
@@ -83,7 +122,7 @@ impl Core {
         let known = self.migration_of(name)?;
         let past =
             |why| Refusal::PastCancel { vm: name.to_owned(), destination: known.destination.clone(), why };
-        let Some(id) = self.names.get(name).copied() else { return Err(past("it is over")) };
+        let Some(id) = self.registry.names.get(name).copied() else { return Err(past("it is over")) };
         let Some(migration) = self.vm(id).and_then(|vm| vm.migration.as_ref()) else {
             return Err(past("it is over"));
         };
@@ -100,9 +139,9 @@ impl Core {
 
     /// The last migration of a VM, which may be gone.
     pub(super) fn migration_of(&self, name: &str) -> Result<api::Migration, Refusal> {
-        let here = self.names.get(name).and_then(|id| self.vm(*id));
+        let here = self.registry.names.get(name).and_then(|id| self.vm(*id));
         let shown = here.and_then(|vm| Some(shown(vm.name(), vm.migration.as_ref()?)));
-        let gone = || self.migrated.iter().rev().find(|known| known.vm == name).cloned();
+        let gone = || self.migrated.of(name);
         match (shown.or_else(gone), here) {
             (Some(shown), _) => Ok(shown),
             (None, Some(_)) => Err(Refusal::NoMigration { vm: name.to_owned() }),
@@ -121,23 +160,20 @@ impl Core {
         }
     }
 
-    /// Takes migrations on. Called at each step, as most events may be what one waits for.
-    pub(super) fn advance_migrations(&mut self) {
-        for id in self.migrating.clone() {
-            self.advance_migration(id);
-            let Some(vm) = self.vm(id) else {
-                self.migrating.remove(&id);
-                continue;
-            };
-            if vm.is_migrating() {
-                continue;
-            }
-            self.migrating.remove(&id);
+    /// Takes a migration on, and says once that it has ended.
+    pub(super) fn advance_migration(&mut self, id: VmId) {
+        if !self.states.get(&id).is_some_and(|state| state.migrates) {
+            return;
+        }
+        self.give_order(id);
+        if self.vm(id).is_some_and(|vm| !vm.is_migrating()) {
+            self.state(id).migrates = false;
             self.migration_ended(id);
         }
     }
 
-    fn advance_migration(&mut self, id: VmId) {
+    /// What a migration needs now becomes a command.
+    fn give_order(&mut self, id: VmId) {
         let now_ns = self.now_ns;
         let Some(connection) = self.world.get(id).map(|managed| managed.responsive()) else { return };
         let Some((_, vm)) = self.world.vm_mut(id) else { return };
@@ -181,7 +217,7 @@ impl Core {
         let problem = migration.problem.as_ref().map(|problem| format!(": {problem}")).unwrap_or_default();
         let line = format!("{name}: its migration to {}: {}{problem}", migration.destination, phase.name());
         let level = if phase == Phase::Failed { Level::Warn } else { Level::Info };
-        self.counts.migration(phase);
+        self.migrated.count(phase);
         self.log(level, line);
         if phase == Phase::Done {
             return self.left(id);
@@ -203,26 +239,22 @@ impl Core {
         self.link_event(id, LinkEvent::Lost { problem: None, known: false, at_once: false, now_ns });
     }
 
-    /// A VM is gone: what became of its migration can still be asked for.
-    pub(super) fn remember_migration(&mut self, id: VmId, mut vm: Vm) {
+    /// A VM is gone: what became of its migration can still be asked for. `migrates`: that it has ended was not said.
+    pub(super) fn remember_migration(&mut self, mut vm: Vm, migrates: bool) {
         let Some(mut migration) = vm.migration.take() else { return };
         // Others were counted when they ended.
-        if self.migrating.contains(&id) {
-            self.counts.migration(migration.phase());
-        }
-        if !migration.phase().is_over() {
-            migration.problem = Some("its QEMU has ended".to_owned());
+        if migrates {
+            self.migrated.count(migration.phase());
         }
         let over = migration.phase().is_over();
+        if !over {
+            migration.problem = Some("its QEMU has ended".to_owned());
+        }
         let mut known = shown(vm.name(), &migration);
         if !over {
             known.state = Phase::Failed.name().to_owned();
         }
-        self.migrated.retain(|other| other.vm != known.vm);
-        if self.migrated.len() == REMEMBERED {
-            self.migrated.pop_front();
-        }
-        self.migrated.push_back(known);
+        self.migrated.remember(known);
     }
 
     /// What QEMU says of a migration.
@@ -321,11 +353,12 @@ impl Core {
             return self.attach_marked_failed(id, problem);
         }
         // What was tried a moment ago is not tried at each event.
-        if self.attach_tried.get(&id).is_some_and(|(tried_ns, _)| self.now_ns < tried_ns + ATTACH_PAUSE_NS) {
+        let now_ns = self.now_ns;
+        let tried = &mut self.state(id).attach_tried;
+        if tried.as_ref().is_some_and(|(tried_ns, _)| now_ns < tried_ns + ATTACH_PAUSE_NS) {
             return;
         }
-        let problem = self.attach_tried.remove(&id).and_then(|(_, problem)| problem);
-        self.attach_tried.insert(id, (self.now_ns, problem));
+        *tried = Some((now_ns, tried.take().and_then(|(_, problem)| problem)));
         let epoch = self.epochs.take();
         self.channel_event(id, ChannelEvent::AttachRequested);
         self.commands.push(Command::Ask(connection, Ask::Attach(epoch)));
@@ -350,7 +383,7 @@ impl Core {
     /// A VM that is marked could not be attached. It is said once.
     pub(super) fn attach_marked_failed(&mut self, id: VmId, problem: String) {
         let now_ns = self.now_ns;
-        let known = self.attach_tried.entry(id).or_insert((now_ns, None));
+        let known = self.state(id).attach_tried.get_or_insert((now_ns, None));
         if known.1.as_ref() == Some(&problem) {
             return;
         }
@@ -362,7 +395,7 @@ impl Core {
 
     /// It is attached, for whomever.
     pub(super) fn attached_again(&mut self, id: VmId) {
-        self.attach_tried.remove(&id);
+        self.state(id).attach_tried = None;
         self.migration_event(id, MigrationEvent::Attached);
         self.unmark(id);
     }
@@ -439,5 +472,17 @@ fn shown(name: &str, migration: &Migration) -> api::Migration {
         passes,
         downtime_ms,
         problem: migration.problem.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_migration_whose_vm_has_ended_has_failed() {
+        let mut migrated = Migrated::default();
+        [Phase::Done, Phase::Sending, Phase::Failed].into_iter().for_each(|phase| migrated.count(phase));
+        assert_eq!(migrated.counts(), [("cancelled", 0), ("done", 1), ("failed", 2)].into());
     }
 }

@@ -25,6 +25,8 @@
 //! | `migration` | VMs that leave for another host, or arrive |
 //! | `render` | VMs in the form of the API |
 //! | `counts` | what was done to VMs, summed up for metrics |
+//! | `registry` | which VM is meant |
+//! | `vm_state` | what is kept of each VM |
 //! | `waiting` | requests that wait for something |
 //! | `uses` | what VMs have of the host, for those who place another one |
 
@@ -41,21 +43,22 @@ mod migration;
 mod names;
 mod others;
 mod refusal;
+mod registry;
 mod rehome;
 mod render;
 mod requests;
 mod resize;
 mod scheduling;
 pub(crate) mod uses;
+mod vm_state;
 mod vms;
 mod waiting;
 
 pub use refusal::{Refusal, sanitize};
 
-use crate::config::Intervals;
 use event::{Answer, Command, Event, Level};
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, HashMap},
     time::Duration,
 };
 use vnuma_api as api;
@@ -64,7 +67,7 @@ use vnuma_policy::{
     Policies, World, decide,
     rehome::Rehome,
     sizing::Resize,
-    world::{ConnectionId, RequestId, Vm, VmId},
+    world::{RequestId, Vm, VmId},
 };
 
 /// Everything that is known, and what follows from it.
@@ -72,53 +75,20 @@ pub struct Core {
     world: World,
     policies: Policies,
     epochs: epochs::Epochs,
-    last_id: u64,
-    /// VMs by the backends' names for them.
-    handles: HashMap<String, VmId>,
-    /// Known VMs by name.
-    names: HashMap<String, VmId>,
-    /// Handles that lead to a process whose VM another handle has, and that process.
-    twins: HashMap<VmId, i32>,
-    /// VM of each connection.
-    connections: HashMap<ConnectionId, VmId>,
-    /// Which vCPU a thread runs.
-    threads: BTreeMap<i32, (VmId, ApicId)>,
-    /// When they were looked at.
-    looked: locations::Looked,
-    /// Threads of each VM that are watched.
-    watched: HashMap<VmId, Vec<i32>>,
+    /// Which VM is meant.
+    registry: registry::Registry,
+    /// What is kept of each VM that is known.
+    states: HashMap<VmId, vm_state::VmState>,
+    /// VMs with which something is under way that takes several steps.
+    active: BTreeSet<VmId>,
     /// Requests that wait for something.
     waiting: waiting::WaitingList,
-    /// VMs whose threads are counted, and how they were when that was ordered.
-    counted: HashMap<VmId, (i32, Vec<(ApicId, i32)>)>,
-    /// VMs whose threads may have changed since.
-    recount: BTreeSet<VmId>,
-    /// VMs because of which threads are counted.
-    scheduled: BTreeSet<VmId>,
-    /// Threads are counted, as some VM has a policy.
-    counting: bool,
-    /// Why steps of policies were not made, the last time.
-    confine_problems: BTreeMap<(VmId, ApicId), String>,
-    /// VMs whose threads scx_vnuma was told of, if it is loaded.
-    ranked: BTreeMap<VmId, i32>,
-    /// VMs with a guest node that gets another home.
-    rehoming: BTreeSet<VmId>,
-    /// VMs with a guest node that grows or shrinks.
-    resizing: BTreeSet<VmId>,
-    /// VMs that migrate.
-    migrating: BTreeSet<VmId>,
-    /// What was done, summed up.
-    counts: counts::Counts,
-    /// Last migrations of VMs that are gone.
-    migrated: VecDeque<api::Migration>,
-    /// When it was tried last to attach VMs that are marked, and why that failed.
-    attach_tried: BTreeMap<VmId, (u64, Option<String>)>,
-    /// Resyncs since it was looked for scx_vnuma.
-    unlooked: u32,
-    /// Why VMs could not be listed, the last time.
-    scan_problem: Option<String>,
-    /// Most between two descriptions of a VM whose memory is not bound.
-    describe_ns: u64,
+    /// VMs whose threads are counted.
+    counting: vm_state::Counting,
+    /// When threads were looked at, and VMs described.
+    looked: locations::Looked,
+    /// Migrations of VMs that are gone.
+    migrated: migration::Migrated,
     now_ns: u64,
     commands: Vec<Command>,
     /// Answers of this step. They are given last, so that they show the state after it.
@@ -148,30 +118,13 @@ impl Core {
             world: World::new(host),
             policies,
             epochs: epochs::Epochs::after(first_epoch),
-            last_id: 0,
-            handles: HashMap::new(),
-            names: HashMap::new(),
-            twins: HashMap::new(),
-            connections: HashMap::new(),
-            threads: BTreeMap::new(),
-            looked: locations::Looked::default(),
-            watched: HashMap::new(),
+            registry: registry::Registry::default(),
+            states: HashMap::new(),
+            active: BTreeSet::new(),
             waiting: waiting::WaitingList::default(),
-            counted: HashMap::new(),
-            recount: BTreeSet::new(),
-            scheduled: BTreeSet::new(),
-            counting: false,
-            confine_problems: BTreeMap::new(),
-            ranked: BTreeMap::new(),
-            rehoming: BTreeSet::new(),
-            resizing: BTreeSet::new(),
-            migrating: BTreeSet::new(),
-            counts: counts::Counts::default(),
-            migrated: VecDeque::new(),
-            attach_tried: BTreeMap::new(),
-            unlooked: u32::MAX,
-            scan_problem: None,
-            describe_ns: Intervals::default().describe.as_nanos() as u64,
+            counting: vm_state::Counting::default(),
+            looked: locations::Looked::default(),
+            migrated: migration::Migrated::default(),
             now_ns: 0,
             commands: Vec::new(),
             replies: Vec::new(),
@@ -179,8 +132,9 @@ impl Core {
     }
 
     /// Has VMs whose memory is not bound described at the latest after so long.
-    pub fn describing_every(self, interval: Duration) -> Self {
-        Self { describe_ns: interval.as_nanos() as u64, ..self }
+    pub fn describing_every(mut self, interval: Duration) -> Self {
+        self.looked.describe_ns = interval.as_nanos() as u64;
+        self
     }
 
     /// The body of the loop: takes in an event, decides, and returns commands in the order in which they are to be
@@ -188,9 +142,7 @@ impl Core {
     pub fn step(&mut self, now_ns: u64, event: Event) -> Vec<Command> {
         self.now_ns = now_ns;
         self.observe(event);
-        self.advance_rehomes();
-        self.advance_resizes();
-        self.advance_migrations();
+        self.advance();
         self.world.refresh(&self.policies, now_ns);
         let plan = decide(&self.world, &self.policies, now_ns);
         self.act(plan);
@@ -208,9 +160,14 @@ impl Core {
         self.world.next_deadline_ns()
     }
 
-    /// What was done so far.
-    pub fn counts(&self) -> &counts::Counts {
-        &self.counts
+    /// What was done to a VM so far.
+    pub fn counts(&self, id: VmId) -> counts::VmCounts {
+        self.states.get(&id).map(|state| state.counts.clone()).unwrap_or_default()
+    }
+
+    /// Migrations so far, by what came of them.
+    pub fn migrations(&self) -> BTreeMap<&'static str, u64> {
+        self.migrated.counts()
     }
 
     /// All that is known, to be looked at.
@@ -302,20 +259,14 @@ impl Core {
         self.restore_again();
         self.world.look_at_others();
         let [needed, otherwise] = LOOK_FOR_SCHEDULER;
-        self.unlooked = self.unlooked.saturating_add(1);
-        if self.unlooked >= if self.scheduled.is_empty() { otherwise } else { needed } {
-            self.unlooked = 0;
+        let due = if self.counting.because.is_empty() { otherwise } else { needed };
+        if self.looked.is_scheduler_due(due) {
             self.commands.push(Command::LookForScheduler);
         }
     }
 
     fn vm(&self, id: VmId) -> Option<&Vm> {
         self.world.get(id)?.vm.as_ref()
-    }
-
-    fn fresh_id(&mut self) -> u64 {
-        self.last_id += 1;
-        self.last_id
     }
 
     fn log(&mut self, level: Level, line: String) {

@@ -25,7 +25,7 @@ impl Core {
 
     /// The VM of this name, or a handle of this name that has a problem.
     pub(super) fn find(&self, name: &str) -> Result<(VmId, &ManagedVm), Refusal> {
-        if let Some(id) = self.names.get(name)
+        if let Some(id) = self.registry.names.get(name)
             && let Some(managed) = self.world.get(*id)
         {
             return Ok((*id, managed));
@@ -37,7 +37,7 @@ impl Core {
             let is_it = |managed: &ManagedVm| managed.vm.is_none() && !render::is_shown(managed);
             self.world
                 .iter()
-                .find(|(id, m)| is_it(m) && m.fallback_name == name && !self.twins.contains_key(id))
+                .find(|(id, m)| is_it(m) && m.fallback_name == name && !self.registry.twins.contains_key(id))
         };
         shown.or_else(connecting).ok_or_else(|| Refusal::NoVm(name.to_owned()))
     }
@@ -64,7 +64,8 @@ impl Core {
             let (name, process) = (&managed.fallback_name, managed.process.map(|process| process.pid));
             let known = process.and_then(|pid| processes.get(&pid)).into_iter().flatten();
             let is_known = |pid| processes.contains_key(pid);
-            self.twins.get(&id).is_some_and(is_known) || known.copied().any(|it| is_one(managed, name, it))
+            self.registry.twins.get(&id).is_some_and(is_known)
+                || known.copied().any(|it| is_one(managed, name, it))
         };
         let mut taken = HashSet::new();
         let unknown = self.world.iter().filter(|(id, managed)| {
@@ -72,7 +73,7 @@ impl Core {
         });
         let called = unknown.map(|(id, managed)| {
             let name = managed.fallback_name.as_str();
-            let free = !self.names.contains_key(name) && taken.insert(name);
+            let free = !self.registry.names.contains_key(name) && taken.insert(name);
             (id, managed, if free { name } else { managed.handle.as_str() })
         });
         called.collect()

@@ -66,7 +66,7 @@ impl Core {
         if !self.world.stop_rehome(id) {
             return Err(Refusal::NoRehome { vm: name.to_owned() });
         }
-        self.counts.rehome(id, &RehomePhase::Stopped);
+        self.state(id).counts.rehome(&RehomePhase::Stopped);
         self.stop_memory(id, |_| true);
         self.log(Level::Info, format!("{name}: the re-home was stopped; what was moved stays"));
         self.answer(Some(request), Reply::Rehome(id, None));
@@ -98,12 +98,12 @@ impl Core {
         }
         // What a policy moves ends first.
         if self.world.stop_rehome(id) {
-            self.counts.rehome(id, &RehomePhase::Stopped);
+            self.state(id).counts.rehome(&RehomePhase::Stopped);
         }
         self.stop_memory(id, |_| true);
         let (policies, now_ns) = (self.policies, self.now_ns);
         self.world.begin_rehome(id, rehome, &policies, now_ns);
-        self.rehoming.insert(id);
+        self.goes_on(id);
         let RehomeWish { guest_node, node, why, .. } = wish;
         let because = why.map(|why| format!(", as {}", render::why_rehomed(&why))).unwrap_or_default();
         self.log(
@@ -114,21 +114,16 @@ impl Core {
         Ok(())
     }
 
-    /// Takes re-homes on. Called at each step, as most events may be what one waits for.
-    pub(super) fn advance_rehomes(&mut self) {
-        for id in self.rehoming.clone() {
-            let (policies, now_ns) = (self.policies, self.now_ns);
-            if let Some(rehome) = self.world.advance_rehome(id, &policies, now_ns) {
-                self.log_rehome(id, &rehome);
-            }
-            if !self.vm(id).is_some_and(|vm| vm.is_rehomed()) {
-                self.rehoming.remove(&id);
-            }
+    /// Takes a re-home on.
+    pub(super) fn advance_rehome(&mut self, id: VmId) {
+        let (policies, now_ns) = (self.policies, self.now_ns);
+        if let Some(rehome) = self.world.advance_rehome(id, &policies, now_ns) {
+            self.log_rehome(id, &rehome);
         }
     }
 
     fn log_rehome(&mut self, id: VmId, rehome: &Rehome) {
-        self.counts.rehome(id, rehome.phase());
+        self.state(id).counts.rehome(rehome.phase());
         let Some(vm) = self.vm(id) else { return };
         let (name, guest_node, to) = (vm.name(), rehome.guest_node, rehome.to);
         let problem = rehome.problem.as_ref().map(|problem| format!("; {problem}")).unwrap_or_default();

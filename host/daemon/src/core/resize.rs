@@ -55,7 +55,7 @@ impl Core {
     /// Its memory was looked at: a policy may want another size.
     pub(super) fn note_resizing(&mut self, id: VmId) {
         if self.vm(id).is_some_and(|vm| vm.is_resized()) {
-            self.resizing.insert(id);
+            self.goes_on(id);
         }
     }
 
@@ -77,7 +77,7 @@ impl Core {
             self.log_resize(id, resize);
         }
         self.world.begin_resize(id, guest_node, mode, resize, now_ns);
-        self.resizing.insert(id);
+        self.goes_on(id);
         self.answer(request, Reply::Sizes(id, None));
         Ok(())
     }
@@ -90,23 +90,18 @@ impl Core {
         let stopped = self.vm(id).map_or(0, active);
         let requests =
             self.world.stop_resizes(id).ok_or_else(|| Refusal::NoResize { vm: name.to_owned() })?;
-        (0..stopped).for_each(|_| self.counts.resize(id, &ResizePhase::Stopped));
+        (0..stopped).for_each(|_| self.state(id).counts.resize(&ResizePhase::Stopped));
         self.ask_for_sizes(id, requests);
         self.log(Level::Info, format!("{name}: its guest nodes keep the sizes that they have by now"));
         self.answer(Some(request), Reply::Sizes(id, None));
         Ok(())
     }
 
-    /// Takes changes on. Called at each step, as most events may be what one waits for.
-    pub(super) fn advance_resizes(&mut self) {
-        for id in self.resizing.clone() {
-            let (requests, changed) = self.world.advance_resizes(id, self.now_ns);
-            self.ask_for_sizes(id, requests);
-            changed.iter().for_each(|resize| self.log_resize(id, resize));
-            if !self.vm(id).is_some_and(|vm| vm.is_resized()) {
-                self.resizing.remove(&id);
-            }
-        }
+    /// Takes changes on.
+    pub(super) fn advance_resize(&mut self, id: VmId) {
+        let (requests, changed) = self.world.advance_resizes(id, self.now_ns);
+        self.ask_for_sizes(id, requests);
+        changed.iter().for_each(|resize| self.log_resize(id, resize));
     }
 
     fn ask_for_sizes(&mut self, id: VmId, requests: Vec<(GuestNodeId, Request)>) {
@@ -139,13 +134,15 @@ impl Core {
 
     /// An event of QEMU that says how much a guest has may be lost.
     pub(super) fn describe_resized(&mut self) {
-        for id in self.resizing.clone() {
-            self.ask_if_connected(id, Ask::Describe);
+        for id in self.active.clone() {
+            if self.vm(id).is_some_and(Vm::is_resized) {
+                self.ask_if_connected(id, Ask::Describe);
+            }
         }
     }
 
     fn log_resize(&mut self, id: VmId, resize: &Resize) {
-        self.counts.resize(id, &resize.phase());
+        self.state(id).counts.resize(&resize.phase());
         let Some(vm) = self.vm(id) else { return };
         let (name, node, mib) = (vm.name(), resize.guest_node, |bytes: u64| bytes >> 20);
         let what = match resize.phase() {

@@ -160,22 +160,24 @@ impl Core {
             ranked.insert(id, vm.description.pid);
             self.commands.push(Command::Rank { vm: id, pid: vm.description.pid, vcpus, stealing });
         }
-        for (id, pid) in std::mem::replace(&mut self.ranked, ranked) {
-            if self.ranked.get(&id) != Some(&pid) {
+        for (id, _) in self.world.iter() {
+            let now = ranked.get(&id).copied();
+            let Some(state) = self.states.get_mut(&id) else { continue };
+            if let Some(pid) = std::mem::replace(&mut state.ranked, now).filter(|pid| now != Some(*pid)) {
                 self.commands.push(Command::Rank { vm: id, pid, vcpus: Vec::new(), stealing });
             }
         }
     }
 
     /// Which vCPUs of the host idle CPUs take.
-    fn stealing(&self) -> Stealing {
+    pub(super) fn stealing(&self) -> Stealing {
         let vms = self.world.iter().filter_map(|(_, managed)| managed.vm.as_ref());
         Stealing::of_host(vms.map(|vm| vm.scheduling.policy))
     }
 
     /// A VM's policy does not act any more.
     fn release(&mut self, id: VmId) {
-        if let Some(pid) = self.ranked.remove(&id) {
+        if let Some(pid) = self.states.get_mut(&id).and_then(|state| state.ranked.take()) {
             let stealing = self.stealing();
             self.commands.push(Command::Rank { vm: id, pid, vcpus: Vec::new(), stealing });
         }
@@ -187,7 +189,7 @@ impl Core {
         let mut lost = 0;
         let told: BTreeSet<i32> = switch.threads.iter().map(|(tid, _)| *tid).collect();
         for (tid, done) in switch.threads {
-            let Some((id, vcpu)) = self.threads.get(&tid).copied() else { continue };
+            let Some((id, vcpu)) = self.registry.threads.get(&tid).copied() else { continue };
             let Some(mask) = self.world.mask_mut(id, vcpu) else { continue };
             // What was read of it before may be of either way.
             mask.settled_ns = now_ns;
@@ -294,7 +296,7 @@ impl Core {
         self.recount(id);
         for (vcpu, outcome) in outcomes {
             if outcome.is_ok() {
-                self.confine_problems.remove(&(id, vcpu));
+                self.state(id).confine_problems.remove(&vcpu);
             }
             match outcome {
                 Ok(made) => self.step_made(id, vcpu, made),
@@ -345,7 +347,7 @@ impl Core {
         let name = vm.name().to_owned();
         // It is tried again with the next period, and a libvirt that is gone may be so for long.
         let problem = source.to_string();
-        let before = self.confine_problems.insert((id, vcpu), problem.clone());
+        let before = self.state(id).confine_problems.insert(vcpu, problem.clone());
         let level = if before.as_ref() == Some(&problem) { Level::Debug } else { Level::Warn };
         self.log(level, format!("{name}: the CPUs of vCPU {vcpu} could not be set: {problem}"));
         self.refuse_first(id, Until::MasksReturned, Refusal::Confine { vm: name, vcpu, source });
@@ -404,46 +406,39 @@ impl Core {
 
     /// A VM's threads may be others now.
     pub(super) fn recount(&mut self, id: VmId) {
-        self.recount.insert(id);
+        self.counting.changed.insert(id);
     }
 
     /// Has threads counted while some VM needs it: those of all VMs, as all of them take CPU time and caches.
     pub(super) fn count(&mut self) {
-        for id in self.recount.iter().copied().collect::<Vec<_>>() {
+        for id in self.counting.changed.iter().copied().collect::<Vec<_>>() {
             let vm = self.world.get(id).and_then(|managed| managed.vm.as_ref());
             if vm.is_some_and(|vm| vm.scheduling.wants_readings()) {
-                self.scheduled.insert(id);
+                self.counting.because.insert(id);
             } else {
                 // No period follows that would do it.
                 self.release(id);
-                self.scheduled.remove(&id);
+                self.counting.because.remove(&id);
             }
         }
-        let counting = !self.scheduled.is_empty();
-        if std::mem::replace(&mut self.counting, counting) != counting {
-            self.recount.extend(self.world.iter().map(|(id, _)| id));
-            self.recount.extend(self.counted.keys());
+        let counting = !self.counting.because.is_empty();
+        if std::mem::replace(&mut self.counting.on, counting) != counting {
+            self.counting.changed.extend(self.world.iter().map(|(id, _)| id));
         }
-        for id in std::mem::take(&mut self.recount) {
+        for id in std::mem::take(&mut self.counting.changed) {
             let vm = self.world.get(id).and_then(|managed| managed.vm.as_ref()).filter(|_| counting);
             let now = vm.map(|vm| {
                 let vcpus = vm.description.vcpus.iter().map(|vcpu| (vcpu.apic_id, vcpu.tid));
                 (vm.description.pid, vcpus.collect::<Vec<_>>())
             });
-            if self.counted.get(&id) == now.as_ref() {
-                continue;
-            }
-            let pid = self.counted.get(&id).or(now.as_ref()).map_or(0, |(pid, _)| *pid);
-            match now {
-                Some((pid, vcpus)) => {
-                    self.counted.insert(id, (pid, vcpus.clone()));
-                    self.commands.push(Command::Count { vm: id, pid, vcpus });
-                }
-                None => {
-                    self.counted.remove(&id);
-                    self.commands.push(Command::Count { vm: id, pid, vcpus: Vec::new() });
-                }
-            }
+            let Some(state) = self.states.get_mut(&id).filter(|state| state.counted != now) else { continue };
+            let before = std::mem::replace(&mut state.counted, now.clone());
+            let (pid, vcpus) = match (now, before) {
+                (Some(now), _) => now,
+                (None, Some((pid, _))) => (pid, Vec::new()),
+                (None, None) => continue,
+            };
+            self.commands.push(Command::Count { vm: id, pid, vcpus });
         }
     }
 }

@@ -27,7 +27,7 @@ const YOUNG_PART: u64 = 15;
 impl Core {
     /// The backends listed what there is.
     pub(super) fn scanned(&mut self, candidates: Vec<Candidate>) {
-        self.scan_problem = None;
+        self.registry.scan_problem = None;
         let listed: HashSet<&str> = candidates.iter().map(|candidate| candidate.handle.as_str()).collect();
         // A VM lives on without its handle, until its process ends.
         let over = |managed: &ManagedVm| managed.vm.is_none() && !listed.contains(managed.handle.as_str());
@@ -35,9 +35,9 @@ impl Core {
         gone.into_iter().for_each(|id| self.forget_handle(id));
         for Candidate { handle, name, instance } in candidates {
             let now_ns = self.now_ns;
-            let Some(&id) = self.handles.get(&handle) else {
-                let id = self.fresh_id();
-                self.handles.insert(handle.clone(), id);
+            let Some(&id) = self.registry.handles.get(&handle) else {
+                let id = self.registry.fresh_id();
+                self.registry.handles.insert(handle.clone(), id);
                 self.world.insert(id, ManagedVm::new(handle, name, instance, now_ns));
                 continue;
             };
@@ -46,7 +46,7 @@ impl Core {
                 && let Some(managed) = self.world.get_mut(id)
             {
                 managed.instance = instance;
-                self.twins.remove(&id);
+                self.registry.twins.remove(&id);
                 self.link_event(id, LinkEvent::Replaced { now_ns });
             }
         }
@@ -54,10 +54,10 @@ impl Core {
 
     /// A scan that fails ends no VM.
     pub(super) fn scan_failed(&mut self, problem: String) {
-        if self.scan_problem.as_ref() != Some(&problem) {
+        if self.registry.scan_problem.as_ref() != Some(&problem) {
             self.log(Level::Warn, format!("cannot look for VMs; the known ones stay: {problem}"));
         }
-        self.scan_problem = Some(problem);
+        self.registry.scan_problem = Some(problem);
     }
 
     /// Connects to the VMs whose retry is due.
@@ -70,8 +70,8 @@ impl Core {
             };
             let Some(managed) = self.world.get(id).filter(|managed| due(managed)) else { continue };
             let handle = managed.handle.clone();
-            let connection = self.fresh_id();
-            self.connections.insert(connection, id);
+            let connection = self.registry.fresh_id();
+            self.registry.connections.insert(connection, id);
             self.link_event(id, LinkEvent::Connect(connection));
             self.commands.push(Command::Connect(id, connection, handle));
         }
@@ -89,14 +89,14 @@ impl Core {
             self.log(Level::Warn, line);
         }
         if let Some(connection) = closed {
-            self.connections.remove(&connection);
+            self.registry.connections.remove(&connection);
             self.commands.push(Command::Disconnect(connection));
         }
     }
 
     /// A connection reports. Reports of a closed one may still arrive.
     pub(super) fn reported(&mut self, connection: ConnectionId, report: Report) {
-        let Some(&id) = self.connections.get(&connection) else { return };
+        let Some(&id) = self.registry.connections.get(&connection) else { return };
         match report {
             Report::Up(description, _) | Report::Described(description) if has_left(&description) => {
                 self.left(id);
@@ -135,12 +135,12 @@ impl Core {
         let name = description.name.clone();
         if self.described_by_another(id, description.pid, &name) {
             // It has the VM as long as it knows it. Should it forget it, this one is tried again.
-            self.twins.insert(id, description.pid);
+            self.registry.twins.insert(id, description.pid);
             let now_ns = self.now_ns;
             return self
                 .link_event(id, LinkEvent::Lost { problem: None, known: false, at_once: false, now_ns });
         }
-        self.twins.remove(&id);
+        self.registry.twins.remove(&id);
         if let Some(problem) = self.claim_name(id, &name) {
             let (shown, now_ns) = (Some(problem.clone()), self.now_ns);
             self.link_event(id, LinkEvent::Lost { problem: shown, known: false, at_once: false, now_ns });
@@ -212,10 +212,11 @@ impl Core {
             }
         }
         self.recount(id);
-        self.names.insert(name.clone(), id);
+        self.registry.names.insert(name.clone(), id);
         if let Some(managed) = self.world.get_mut(id) {
             managed.vm = Some(vm);
         }
+        self.state(id);
         self.world.set_memory_policy(id, memory_policy, self.now_ns);
         if announce_end || !was_known {
             let how = if source == DescriptionSource::Hypervisor { "" } else { "; it does not answer" };
@@ -228,7 +229,7 @@ impl Core {
     /// to a VM that reports this name. Of two that report it, the one has it that its operator called so, by its socket or its domain:
     /// a QEMU can say anything.
     fn claim_name(&mut self, id: VmId, name: &str) -> Option<String> {
-        let other = self.names.get(name).copied().filter(|other| *other != id)?;
+        let other = self.registry.names.get(name).copied().filter(|other| *other != id)?;
         let (managed, own) = (self.world.get(other)?, self.world.get(id)?);
         if managed.vm.as_ref()?.source != DescriptionSource::Hypervisor {
             self.drop_vm(other, false);
@@ -264,9 +265,9 @@ impl Core {
         let mut new = Vec::new();
         for vcpu in vcpus {
             let mine = (id, vcpu.apic_id);
-            if self.threads.get(&vcpu.tid) != Some(&mine) {
+            if self.registry.threads.get(&vcpu.tid) != Some(&mine) {
                 // The number may have belonged to a thread of another process.
-                if let Some((other, _)) = self.threads.insert(vcpu.tid, mine) {
+                if let Some((other, _)) = self.registry.threads.insert(vcpu.tid, mine) {
                     self.commands.push(Command::Unwatch(vcpu.tid));
                     self.describe_if_doubtful(other, pid);
                 }
@@ -310,16 +311,13 @@ impl Core {
     /// Watches no threads of a VM but those of these vCPUs.
     fn watch_only(&mut self, id: VmId, vcpus: &[Vcpu]) {
         let wanted: BTreeMap<i32, ApicId> = vcpus.iter().map(|vcpu| (vcpu.tid, vcpu.apic_id)).collect();
-        let before = self.watched.remove(&id).unwrap_or_default();
-        for tid in before {
-            let owner = self.threads.get(&tid).copied();
+        let Some(state) = self.states.get_mut(&id) else { return };
+        for tid in std::mem::replace(&mut state.watched, wanted.keys().copied().collect()) {
+            let owner = self.registry.threads.get(&tid).copied();
             if owner.is_some_and(|(vm, apic_id)| vm == id && wanted.get(&tid) != Some(&apic_id)) {
-                self.threads.remove(&tid);
+                self.registry.threads.remove(&tid);
                 self.commands.push(Command::Unwatch(tid));
             }
-        }
-        if !wanted.is_empty() {
-            self.watched.insert(id, wanted.into_keys().collect());
         }
     }
 
@@ -341,7 +339,7 @@ impl Core {
             return;
         }
         // A QEMU may have several monitors, and more than one VM may want a name.
-        let named = self.names.get(&name).is_some_and(|other| *other != id);
+        let named = self.registry.names.get(&name).is_some_and(|other| *other != id);
         let same_process = |(other, managed): (VmId, &ManagedVm)| {
             other != id && managed.vm.as_ref().is_some_and(|vm| vm.description.pid == pid)
         };
@@ -393,7 +391,9 @@ impl Core {
             vm.replug_wanted = None;
         }
         self.channel_event(id, ChannelEvent::ConnectionLost);
-        self.attach_tried.remove(&id);
+        if let Some(state) = self.states.get_mut(&id) {
+            state.attach_tried = None;
+        }
     }
 
     /// Forgets a VM. `ended`: its process has ended.
@@ -412,10 +412,10 @@ impl Core {
     fn drop_vm(&mut self, id: VmId, ended: bool) {
         self.watch_only(id, &[]);
         let Some(vm) = self.world.get_mut(id).and_then(|managed| managed.vm.take()) else { return };
-        if self.names.get(vm.name()) == Some(&id) {
-            self.names.remove(vm.name());
+        if self.registry.names.get(vm.name()) == Some(&id) {
+            self.registry.names.remove(vm.name());
         }
-        self.confine_problems.retain(|(vm, _), _| *vm != id);
+        let state = self.states.remove(&id).unwrap_or_default();
         if vm.channel.publisher().is_some() {
             self.commands.push(Command::CloseChannel(id));
         }
@@ -427,13 +427,17 @@ impl Core {
         if vm.scheduling.memory.is_under_way() {
             self.commands.push(Command::StopMemory(id));
         }
+        if let Some((pid, _)) = state.counted {
+            self.commands.push(Command::Count { vm: id, pid, vcpus: Vec::new() });
+        }
+        if let Some(pid) = state.ranked {
+            let stealing = self.stealing();
+            self.commands.push(Command::Rank { vm: id, pid, vcpus: Vec::new(), stealing });
+        }
         self.recount(id);
-        self.rehoming.remove(&id);
-        self.attach_tried.remove(&id);
         let name = vm.description.name.clone();
         let moves: Vec<_> = vm.moves.iter().map(|wanted| wanted.request).collect();
-        self.remember_migration(id, vm);
-        self.counts.forget(id);
+        self.remember_migration(vm, state.migrates);
         for request in moves {
             self.answer(request, Reply::Refused(Refusal::Ended { vm: name.clone() }));
         }
@@ -445,11 +449,11 @@ impl Core {
     /// A handle without a known VM is not listed any more.
     fn forget_handle(&mut self, id: VmId) {
         self.unwatch_process(id);
-        self.twins.remove(&id);
+        self.registry.twins.remove(&id);
         let Some(managed) = self.world.remove(id) else { return };
-        self.handles.remove(&managed.handle);
+        self.registry.handles.remove(&managed.handle);
         if let Some(connection) = managed.link.connection() {
-            self.connections.remove(&connection);
+            self.registry.connections.remove(&connection);
             self.commands.push(Command::Disconnect(connection));
         }
     }
@@ -535,7 +539,7 @@ impl Core {
 
     /// Unbound memory changes its home without an event.
     pub(super) fn describe_unbound(&mut self) {
-        let (now_ns, most_ns) = (self.now_ns, self.describe_ns);
+        let (now_ns, most_ns) = (self.now_ns, self.looked.describe_ns);
         let is_due = |managed: &ManagedVm| {
             let Some(vm) = &managed.vm else { return false };
             let wait_ns = now_ns.saturating_sub(vm.found_ns).clamp(most_ns / YOUNG_PART, most_ns);

@@ -66,10 +66,10 @@ impl Latencies {
 impl Totals {
     /// These, with what the core has counted.
     pub(crate) fn with(&self, core: &Core) -> Self {
-        let mut totals = Self { migrations: core.counts().migrations(), ..self.clone() };
+        let mut totals = Self { migrations: core.migrations(), ..self.clone() };
         for (id, managed) in core.world().iter() {
             if let Some(vm) = &managed.vm {
-                of(&mut totals.vms, vm.name()).counts = core.counts().of(id);
+                of(&mut totals.vms, vm.name()).counts = core.counts(id);
             }
         }
         totals

@@ -1,0 +1,65 @@
+//! What the core keeps of each VM, beside what is known of it.
+
+use super::{Core, counts::VmCounts};
+use std::collections::{BTreeMap, BTreeSet};
+use vnuma_model::ApicId;
+use vnuma_policy::world::{Vm, VmId};
+
+/// It is made when the VM is found, and dropped whole when it goes.
+#[derive(Default)]
+pub(super) struct VmState {
+    /// Threads that are watched.
+    pub watched: Vec<i32>,
+    /// Its process and threads as they were when it was ordered to count them, if it was.
+    pub counted: Option<(i32, Vec<(ApicId, i32)>)>,
+    /// Its process, if scx_vnuma was told of its threads.
+    pub ranked: Option<i32>,
+    /// Why steps of its policy were not made, the last time.
+    pub confine_problems: BTreeMap<ApicId, String>,
+    /// When it was tried last to attach it as it is marked, and why that failed.
+    pub attach_tried: Option<(u64, Option<String>)>,
+    /// It migrates, and that this has ended was not said yet.
+    pub migrates: bool,
+    /// What was done to it.
+    pub counts: VmCounts,
+}
+
+/// VMs whose threads are counted.
+#[derive(Default)]
+pub(super) struct Counting {
+    /// VMs whose threads may have changed since it was ordered.
+    pub changed: BTreeSet<VmId>,
+    /// VMs because of which threads are counted.
+    pub because: BTreeSet<VmId>,
+    /// Threads are counted, as some VM has a policy.
+    pub on: bool,
+}
+
+impl Core {
+    /// What is kept of a VM.
+    pub(super) fn state(&mut self, id: VmId) -> &mut VmState {
+        self.states.entry(id).or_default()
+    }
+
+    /// Something was begun with a VM that takes several steps.
+    pub(super) fn goes_on(&mut self, id: VmId) {
+        self.active.insert(id);
+    }
+
+    /// Takes on what takes several steps. Called at each event, as most may be what one waits for.
+    pub(super) fn advance(&mut self) {
+        if self.active.is_empty() {
+            return;
+        }
+        let active: Vec<VmId> = self.active.iter().copied().collect();
+        active.iter().for_each(|id| self.advance_rehome(*id));
+        active.iter().for_each(|id| self.advance_resize(*id));
+        active.iter().for_each(|id| self.advance_migration(*id));
+        for id in active {
+            let under_way = |vm: &Vm| vm.is_rehomed() || vm.is_resized() || vm.is_migrating();
+            if !self.vm(id).is_some_and(under_way) {
+                self.active.remove(&id);
+            }
+        }
+    }
+}
