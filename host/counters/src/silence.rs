@@ -13,14 +13,19 @@
 //! PMU of a VM can be one that counts nothing.
 
 use crate::events::{PassedOver, Source};
+use vnuma_model::Backoff;
 
 /// Periods in a row after which a source is given up.
 pub const PATIENCE: u32 = 5;
 /// Periods until one that was given up is tried again: at first, and at most.
-const FIRST_WAIT: u32 = 60;
-const LONGEST_WAIT: u32 = 960;
+const WAITS: Backoff = Backoff::new(60, 960);
 /// Threads that miss the last-level cache so often in a period access memory.
 const MANY_MISSES: u64 = 10_000;
+
+fn first_wait() -> (u64, Backoff) {
+    let mut waits = WAITS;
+    (waits.pause(), waits)
+}
 
 /// What a period showed of all threads that have counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -62,17 +67,17 @@ pub struct Silence {
     given_up: Vec<Source>,
     /// Of these, the one that is tried again.
     trial: Option<Source>,
-    /// Periods until the next trial, and how many it will be then.
-    wait: u32,
-    next_wait: u32,
+    /// Periods until the next trial.
+    wait: u64,
+    waits: Backoff,
     /// Trials that have begun.
     trials: usize,
 }
 
 impl Default for Silence {
     fn default() -> Self {
-        let (wait, next_wait) = (FIRST_WAIT, FIRST_WAIT);
-        Self { periods: 0, given_up: Vec::new(), trial: None, wait, next_wait, trials: 0 }
+        let (wait, waits) = first_wait();
+        Self { periods: 0, given_up: Vec::new(), trial: None, wait, waits, trials: 0 }
     }
 }
 
@@ -97,7 +102,7 @@ impl Silence {
                 // What is worse than one that counts is not needed.
                 self.given_up.retain(|&source| source < in_use);
                 if self.trial.take().is_some() {
-                    (self.wait, self.next_wait) = (FIRST_WAIT, FIRST_WAIT);
+                    (self.wait, self.waits) = first_wait();
                     return Some(Change::Counts(in_use));
                 }
             }
@@ -117,7 +122,7 @@ impl Silence {
         if self.trial.is_some() {
             self.end_trial();
         } else {
-            (self.wait, self.next_wait) = (FIRST_WAIT, FIRST_WAIT);
+            (self.wait, self.waits) = first_wait();
         }
         if let Err(at) = self.given_up.binary_search(&source) {
             self.given_up.insert(at, source);
@@ -126,8 +131,7 @@ impl Silence {
 
     fn end_trial(&mut self) {
         self.trial = None;
-        self.next_wait = (self.next_wait * 2).min(LONGEST_WAIT);
-        (self.wait, self.periods) = (self.next_wait, 0);
+        (self.wait, self.periods) = (self.waits.pause(), 0);
     }
 
     /// One after the other has its turn, the best first.
@@ -158,7 +162,7 @@ mod tests {
 
     /// Periods until something changes, and that.
     fn until_change(silence: &mut Silence, in_use: Source, heard: &Heard) -> (u32, Change) {
-        for periods in 1..=2 * LONGEST_WAIT {
+        for periods in 1..=2 * 960 {
             if let Some(change) = silence.period(in_use, heard) {
                 return (periods, change);
             }

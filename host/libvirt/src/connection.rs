@@ -32,11 +32,11 @@ use std::{
     },
     time::{Duration, Instant},
 };
+use vnuma_model::Backoff;
 use vnuma_process::spawn_worker;
 
 /// Pause before a connection is opened again: at first, and at most.
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const LAST_PAUSE: Duration = Duration::from_secs(30);
+const PAUSES: Backoff = Backoff::of(Duration::from_secs(1), Duration::from_secs(30));
 
 /// Time between keepalive messages, seconds, and how many may stay without an answer.
 const KEEPALIVE: (c_int, u32) = (10, 1);
@@ -83,7 +83,7 @@ enum State {
     /// Not before `from` it is tried again.
     Closed {
         from: Instant,
-        pause: Duration,
+        pauses: Backoff,
         problem: String,
     },
     Open(Arc<Opened>),
@@ -98,7 +98,7 @@ impl Connection {
             LibvirtError::System { uri: uri.to_owned(), act, reason }
         })?;
         let problem = "not tried yet".to_owned();
-        let state = State::Closed { from: Instant::now(), pause: FIRST_PAUSE, problem };
+        let state = State::Closed { from: Instant::now(), pauses: PAUSES, problem };
         let (state, subscribers) = (Mutex::new(state), Mutex::default());
         let (uri, changed) = (uri.to_owned(), AtomicBool::new(true));
         Ok(Self { shared: Arc::new(Shared { library, uri, lane, state, changes, changed, subscribers }) })
@@ -166,13 +166,13 @@ impl Shared {
 
     /// Opens the connection, unless it is open, or it is too early to try again. Only the connection's own lane calls this.
     fn open(self: &Arc<Self>) -> Result<Arc<Opened>, LibvirtError> {
-        let (pause, broken) = match &*self.lock() {
+        let (pauses, broken) = match &*self.lock() {
             State::Open(opened) if opened.is_alive() => return Ok(Arc::clone(opened)),
-            State::Open(_) => (FIRST_PAUSE, true),
+            State::Open(_) => (PAUSES, true),
             State::Closed { from, problem, .. } if *from > Instant::now() => {
                 return Err(self.not_connected(problem));
             }
-            State::Closed { pause, .. } => (*pause, false),
+            State::Closed { pauses, .. } => (*pauses, false),
         };
         if broken {
             self.hang_up();
@@ -188,22 +188,21 @@ impl Shared {
                     LibvirtError::NotConnected { reason, .. } => reason.clone(),
                     other => other.to_string(),
                 };
-                self.set_closed(problem, pause);
+                self.set_closed(problem, pauses);
                 Err(error)
             }
         }
     }
 
-    fn set_closed(&self, problem: String, pause: Duration) {
-        let next = (pause * 2).min(LAST_PAUSE);
-        *self.lock() = State::Closed { from: Instant::now() + pause, pause: next, problem };
+    fn set_closed(&self, problem: String, mut pauses: Backoff) {
+        *self.lock() = State::Closed { from: Instant::now() + pauses.duration(), pauses, problem };
     }
 
     /// The other end has closed the connection that is marked by `alive`. A later one is not meant.
     fn closed(&self, alive: &Arc<AtomicBool>, reason: &str) {
         let is_it = matches!(&*self.lock(), State::Open(opened) if Arc::ptr_eq(&opened.alive, alive));
         if is_it {
-            self.set_closed(reason.to_owned(), FIRST_PAUSE);
+            self.set_closed(reason.to_owned(), PAUSES);
             self.hang_up();
         }
     }

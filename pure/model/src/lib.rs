@@ -8,6 +8,7 @@
 
 #![forbid(unsafe_code)]
 
+mod backoff;
 mod cpu_set;
 mod distance;
 mod host;
@@ -17,6 +18,7 @@ mod pci;
 mod vm;
 mod words;
 
+pub use backoff::{Backoff, Rest};
 pub use cpu_set::{CpuSet, CpuSetError};
 pub use distance::{DistanceError, DistanceMatrix, LOCAL_DISTANCE};
 pub use host::{CacheGroup, CpuLayout, HostNode, HostTopology, HugePages, PciDevice};

@@ -18,7 +18,7 @@ use crate::repatriation::{ASSUMED_ACCESSES, LONGEST_REST_NS, LOOK_PRICE};
 use crate::scheduling::memory::{MARGIN, PAGE, PAGE_PRICE, TENTH_NS};
 use crate::world::VmId;
 use std::collections::BTreeMap;
-use vnuma_model::{GuestNodeId, HostNodeId, LOCAL_DISTANCE};
+use vnuma_model::{GuestNodeId, HostNodeId, LOCAL_DISTANCE, Rest};
 
 /// What an operator may set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,12 +100,6 @@ impl NodeView {
     }
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Rest {
-    until_ns: u64,
-    for_ns: u64,
-}
-
 #[derive(Clone, Copy, Debug, Default)]
 struct Remembered {
     /// Where its vCPUs stay, and since when.
@@ -165,9 +159,8 @@ impl Rehomer {
     ) -> Option<Patience> {
         let mut known = self.nodes.get(&(vm, view.guest_node)).copied().unwrap_or_default();
         let (_, why) = known.take_in(view, now_ns)?;
-        let rests = known.rest.filter(|rest| now_ns < rest.until_ns);
-        Some(match rests {
-            Some(rest) => Patience::Rests { for_ns: rest.until_ns - now_ns },
+        Some(match known.rest.and_then(|rest| rest.left_ns(now_ns)) {
+            Some(for_ns) => Patience::Rests { for_ns },
             None if why.stayed_ns < settings.settle_ns => {
                 Patience::Settles { stayed_ns: why.stayed_ns, settle_ns: settings.settle_ns }
             }
@@ -193,7 +186,7 @@ impl Remembered {
         now_ns: u64,
     ) -> Option<(HostNodeId, RehomeWhy)> {
         let (to, why) = self.take_in(view, now_ns)?;
-        let rests = self.rest.is_some_and(|rest| now_ns < rest.until_ns);
+        let rests = self.rest.is_some_and(|rest| rest.left_ns(now_ns).is_some());
         let wanted = !rests && why.stayed_ns >= settings.settle_ns && self.pays(view);
         wanted.then_some((to, why))
     }
@@ -221,10 +214,9 @@ impl Remembered {
     }
 
     fn rests(&mut self, settings: &RehomeSettings, now_ns: u64) {
-        let soon = |rest: &Rest| now_ns < rest.until_ns.saturating_add(rest.for_ns);
-        let longer = self.rest.filter(soon).map(|rest| rest.for_ns.saturating_mul(2));
-        let for_ns = longer.unwrap_or(0).min(LONGEST_REST_NS).max(settings.rest_ns);
-        self.rest = Some(Rest { until_ns: now_ns.saturating_add(for_ns), for_ns });
+        let longest_ns = LONGEST_REST_NS.max(settings.rest_ns);
+        let recent = self.rest.filter(|rest| rest.is_recent(now_ns));
+        self.rest.insert(recent.unwrap_or(Rest::new(settings.rest_ns, longest_ns))).begin(now_ns);
         (self.stays, self.lost) = (None, (0.0, now_ns));
     }
 }

@@ -34,7 +34,7 @@ use crate::scheduling::memory::{
 };
 use crate::world::VmId;
 use std::{collections::BTreeMap, fmt, str::FromStr, sync::Arc};
-use vnuma_model::{GuestNodeId, HostNodeId, LOCAL_DISTANCE};
+use vnuma_model::{GuestNodeId, HostNodeId, LOCAL_DISTANCE, Rest};
 
 /// When displaced memory comes home.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -332,13 +332,6 @@ fn does_pay(saving: f64, price: f64) -> bool {
 /// Memory of a guest node, by its first address, and the host node that it is on.
 type Place = (u64, HostNodeId);
 
-/// What could not be moved.
-#[derive(Clone, Copy, Debug)]
-struct Rest {
-    until_ns: u64,
-    for_ns: u64,
-}
-
 /// What is remembered of a VM.
 #[derive(Clone, Debug)]
 struct Remembered {
@@ -350,6 +343,7 @@ struct Remembered {
     round_ns: u64,
     /// What made the present one begin.
     round: Option<HomeCause>,
+    /// What could not be moved.
     rests: BTreeMap<Place, Rest>,
 }
 
@@ -372,7 +366,7 @@ impl Repatriator {
 
     /// Until when memory that could not be moved rests; the longest of it.
     pub fn rests_until_ns(&self, vm: VmId, now_ns: u64) -> Option<u64> {
-        let rests = self.vms.get(&vm)?.rests.values().map(|rest| rest.until_ns);
+        let rests = self.vms.get(&vm)?.rests.values().map(Rest::until_ns);
         rests.filter(|until_ns| *until_ns > now_ns).max()
     }
 
@@ -451,7 +445,7 @@ impl Remembered {
 
     /// What is displaced and does not rest.
     fn strays<'a>(&self, input: &HomeInput<'a>) -> Vec<(&'a HomeArea, &'a Stray)> {
-        let rests = |place| self.rests.get(&place).is_some_and(|rest| input.now_ns < rest.until_ns);
+        let rests = |place| self.rests.get(&place).is_some_and(|rest| rest.left_ns(input.now_ns).is_some());
         let all = input.areas.iter().flat_map(|area| area.strays.iter().map(move |stray| (area, stray)));
         let here =
             |(area, stray): &(&HomeArea, &Stray)| stray.bytes >= area.page() && stray.node != area.home;
@@ -479,9 +473,8 @@ impl Remembered {
     }
 
     fn rest(&mut self, place: Place, now_ns: u64) {
-        let before = self.rests.get(&place).map(|rest| rest.for_ns.saturating_mul(2));
-        let for_ns = before.unwrap_or(FIRST_REST_NS).min(LONGEST_REST_NS);
-        self.rests.insert(place, Rest { until_ns: now_ns.saturating_add(for_ns), for_ns });
+        let rest = self.rests.entry(place).or_insert(Rest::new(FIRST_REST_NS, LONGEST_REST_NS));
+        rest.begin(now_ns);
     }
 
     /// `None`: there is no room at home, and it rests; or the rate does not allow it yet.

@@ -24,8 +24,9 @@ use vnuma_model::{GuestNodeId, MemoryDevice};
 
 /// A guest that has plugged or unplugged nothing for so long does no more.
 pub const PATIENCE_NS: u64 = 30_000_000_000;
-const FIRST_REST_NS: u64 = 60_000_000_000;
-const LONGEST_REST_NS: u64 = 3_600_000_000_000;
+/// How long a guest node is left alone that did not do what it was asked for: at first, and at most.
+pub(crate) const FIRST_REST_NS: u64 = 60_000_000_000;
+pub(crate) const LONGEST_REST_NS: u64 = 3_600_000_000_000;
 
 /// How guest nodes are sized by themselves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -318,9 +319,4 @@ pub fn spread(devices: &[&MemoryDevice], bytes: u64) -> Vec<Request> {
 fn withdraw(devices: &[&MemoryDevice]) -> Vec<Request> {
     let open = devices.iter().filter(|device| device.requested_bytes != device.plugged_bytes);
     open.filter_map(|device| Some((device.id.clone()?, device.plugged_bytes))).collect()
-}
-
-/// How long a guest node is left alone that did not do what it was asked for, from how long that was before.
-pub fn rest_ns(before_ns: Option<u64>) -> u64 {
-    before_ns.map_or(FIRST_REST_NS, |before_ns| before_ns.saturating_mul(2).min(LONGEST_REST_NS))
 }

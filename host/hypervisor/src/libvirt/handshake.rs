@@ -58,6 +58,7 @@ use std::{
     ptr, thread,
     time::{Duration, Instant},
 };
+use vnuma_model::Backoff;
 use vnuma_process::{
     procfs::{self, STATUS_LIMIT},
     spawn_worker,
@@ -71,8 +72,7 @@ const END_LIMIT: Duration = Duration::from_secs(1);
 
 /// How soon a child looks again whether everything was read, milliseconds: at first, and at most. A QEMU that reads nothing keeps
 /// its child, which is not to use a CPU for that.
-const LOOK_MS: i32 = 2;
-const LAST_LOOK_MS: i32 = 1000;
+const LOOKS_MS: Backoff = Backoff::new(2, 1000);
 
 /// QEMUs that may arrive while a child serves the socket that all have, and those that it refuses with a message besides.
 const SPARES: usize = 4;
@@ -497,12 +497,13 @@ pub(super) unsafe fn send_all(peer: RawFd, headers: &mut [libc::mmsghdr]) -> i32
 /// # Safety
 /// None beyond that of a system call.
 unsafe fn await_read(peer: RawFd, until: i64) {
-    let mut look_ms = LOOK_MS;
+    let mut looks = LOOKS_MS;
     loop {
         if has_read_all(peer) || now_ms() >= until {
             return;
         }
         let mut wait = libc::pollfd { fd: peer, events: libc::POLLIN | libc::POLLRDHUP, revents: 0 };
+        let look_ms = looks.pause() as i32;
         // SAFETY: `wait` is one valid pollfd.
         if unsafe { libc::poll(&raw mut wait, 1, look_ms) } != 0 {
             if wait.revents & (libc::POLLHUP | libc::POLLERR) != 0 {
@@ -512,7 +513,6 @@ unsafe fn await_read(peer: RawFd, until: i64) {
             // SAFETY: no descriptors are given, so it only sleeps.
             unsafe { libc::poll(ptr::null_mut(), 0, look_ms) };
         }
-        look_ms = (look_ms * 2).min(LAST_LOOK_MS);
     }
 }
 

@@ -13,10 +13,12 @@
 //! with the next reply.
 
 use super::ConnectionId;
+use vnuma_model::Backoff;
 
 /// Between two attempts to connect: at first, and at most.
 pub const FIRST_RETRY_NS: u64 = 1_000_000_000;
 const LAST_RETRY_NS: u64 = 10_000_000_000;
+const RETRIES: Backoff = Backoff::new(FIRST_RETRY_NS, LAST_RETRY_NS);
 /// At most, where a VM is known to be there.
 const LAST_RETRY_OF_VM_NS: u64 = 2_000_000_000;
 
@@ -27,8 +29,8 @@ pub enum Link {
     Disconnected {
         /// When it is tried again, `CLOCK_MONOTONIC`.
         retry_ns: u64,
-        /// The pause before that.
-        backoff_ns: u64,
+        /// The pause after it should it fail.
+        pauses: Backoff,
         /// Why there is none, as far as an operator should know.
         problem: Option<String>,
     },
@@ -37,7 +39,7 @@ pub enum Link {
         /// The connection.
         connection: ConnectionId,
         /// The pause after it should it fail.
-        backoff_ns: u64,
+        pauses: Backoff,
         /// What was wrong before.
         problem: Option<String>,
     },
@@ -101,35 +103,30 @@ pub enum LinkEvent {
 impl Link {
     /// Not connected; the first attempt is due at `now_ns`.
     pub fn new(now_ns: u64) -> Self {
-        Self::Disconnected { retry_ns: now_ns, backoff_ns: FIRST_RETRY_NS, problem: None }
+        Self::Disconnected { retry_ns: now_ns, pauses: RETRIES, problem: None }
     }
 
     /// The state after an event. `None`: the event means nothing in this state, which stays.
     pub fn next(&self, event: LinkEvent) -> Option<Self> {
         use LinkEvent as E;
         match (self, event) {
-            (Self::Disconnected { backoff_ns, problem, .. }, E::Connect(connection)) => {
-                Some(Self::Connecting { connection, backoff_ns: *backoff_ns, problem: problem.clone() })
+            (Self::Disconnected { pauses, problem, .. }, E::Connect(connection)) => {
+                Some(Self::Connecting { connection, pauses: *pauses, problem: problem.clone() })
             }
-            (Self::Disconnected { problem, .. }, E::Replaced { now_ns }) => Some(Self::Disconnected {
-                retry_ns: now_ns,
-                backoff_ns: FIRST_RETRY_NS,
-                problem: problem.clone(),
-            }),
+            (Self::Disconnected { problem, .. }, E::Replaced { now_ns }) => {
+                Some(Self::Disconnected { retry_ns: now_ns, pauses: RETRIES, problem: problem.clone() })
+            }
             (Self::Disconnected { .. }, _) | (_, E::Connect(_) | E::Replaced { .. }) => None,
             (_, E::Ended { now_ns }) => Some(Self::Disconnected {
                 retry_ns: now_ns.saturating_add(FIRST_RETRY_NS),
-                backoff_ns: FIRST_RETRY_NS,
+                pauses: RETRIES,
                 problem: None,
             }),
             (_, E::Lost { problem, known, at_once, now_ns }) => {
-                let backoff_ns = if at_once { FIRST_RETRY_NS } else { self.backoff_ns() };
-                let last_ns = if known { LAST_RETRY_OF_VM_NS } else { LAST_RETRY_NS };
-                Some(Self::Disconnected {
-                    retry_ns: now_ns.saturating_add(backoff_ns),
-                    backoff_ns: backoff_ns.saturating_mul(2).min(last_ns),
-                    problem,
-                })
+                let pauses = if at_once { RETRIES } else { self.pauses() };
+                let mut pauses = pauses.up_to(if known { LAST_RETRY_OF_VM_NS } else { LAST_RETRY_NS });
+                let retry_ns = now_ns.saturating_add(pauses.pause());
+                Some(Self::Disconnected { retry_ns, pauses, problem })
             }
             (_, E::Up) => Some(Self::Answers { connection: self.connection()? }),
             (_, E::Silent(problem)) => Some(Self::Silent { connection: self.connection()?, problem }),
@@ -169,10 +166,10 @@ impl Link {
         }
     }
 
-    fn backoff_ns(&self) -> u64 {
+    fn pauses(&self) -> Backoff {
         match self {
-            Self::Connecting { backoff_ns, .. } => *backoff_ns,
-            _ => FIRST_RETRY_NS,
+            Self::Connecting { pauses, .. } => *pauses,
+            _ => RETRIES,
         }
     }
 }
@@ -183,12 +180,14 @@ mod tests {
 
     const S: u64 = 1_000_000_000;
 
-    fn down(retry_ns: u64, backoff_ns: u64, problem: Option<&str>) -> Link {
-        Link::Disconnected { retry_ns, backoff_ns, problem: problem.map(str::to_owned) }
+    fn down(retry_ns: u64, pause_ns: u64, problem: Option<&str>) -> Link {
+        let pauses = Backoff::new(pause_ns, LAST_RETRY_NS);
+        Link::Disconnected { retry_ns, pauses, problem: problem.map(str::to_owned) }
     }
 
-    fn connecting(backoff_ns: u64, problem: Option<&str>) -> Link {
-        Link::Connecting { connection: 7, backoff_ns, problem: problem.map(str::to_owned) }
+    fn connecting(pause_ns: u64, problem: Option<&str>) -> Link {
+        let pauses = Backoff::new(pause_ns, LAST_RETRY_NS);
+        Link::Connecting { connection: 7, pauses, problem: problem.map(str::to_owned) }
     }
 
     /// Every state with every event.
@@ -211,7 +210,7 @@ mod tests {
         let silent = || Some(Link::Silent { connection: 7, problem: "q".into() });
         let slow = || Some(Link::Slow { connection: 7, problem: "p".into() });
         let ended = || Some(down(100 + S, S, None));
-        let gone = |backoff_ns: u64| Some(down(100 + backoff_ns, 2 * backoff_ns, Some("x")));
+        let gone = |pause_ns: u64| Some(down(100 + pause_ns, 2 * pause_ns, Some("x")));
         let table: Vec<(LinkEvent, [Option<Link>; 5])> = vec![
             (LinkEvent::Connect(7), [Some(connecting(4 * S, Some("before"))), None, None, None, None]),
             (LinkEvent::Up, [None, answers(), answers(), answers(), answers()]),

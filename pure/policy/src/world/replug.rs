@@ -4,13 +4,15 @@
 //! So vCPUs are replugged late, one at a time, and only to a spare slot. After each failure of a guest the pause is longer.
 
 use std::collections::BTreeMap;
-use vnuma_model::{ApicId, GuestNodeId};
+use vnuma_model::{ApicId, Backoff, GuestNodeId};
 
 const SECOND_NS: u64 = 1_000_000_000;
 /// Pause after the first failure, and the longest one. A guest that boots accepts the next attempt, one that refuses will
 /// refuse again.
 const FIRST_PAUSE_NS: u64 = 60 * SECOND_NS;
 const LAST_PAUSE_NS: u64 = 3600 * SECOND_NS;
+
+const PAUSES: Backoff = Backoff::new(FIRST_PAUSE_NS, LAST_PAUSE_NS);
 
 /// How a replug ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,12 +26,18 @@ pub enum ReplugEnd {
 }
 
 /// What is known about replugs of one VM.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct ReplugHistory {
     /// vCPUs that are not on the node that the guest uses: the right node, and since when it has been the right one.
     astray: BTreeMap<ApicId, (GuestNodeId, u64)>,
-    pause_ns: u64,
+    pauses: Backoff,
     not_before_ns: u64,
+}
+
+impl Default for ReplugHistory {
+    fn default() -> Self {
+        Self { astray: BTreeMap::new(), pauses: PAUSES, not_before_ns: 0 }
+    }
 }
 
 impl ReplugHistory {
@@ -71,13 +79,14 @@ impl ReplugHistory {
     /// A replug has ended. If the guest keeps both vCPUs nothing more is replugged by itself until a requested replug has
     /// succeeded: each attempt would leave it with one vCPU more.
     pub fn ended(&mut self, end: ReplugEnd, now_ns: u64) {
-        self.pause_ns = match (end, self.pause_ns) {
-            (ReplugEnd::Done, _) => 0,
-            (ReplugEnd::Both, _) => u64::MAX,
-            (ReplugEnd::Undone, 0) => FIRST_PAUSE_NS,
-            (ReplugEnd::Undone, pause_ns) => pause_ns.saturating_mul(2).min(LAST_PAUSE_NS),
+        (self.not_before_ns, self.pauses) = match end {
+            ReplugEnd::Done => (now_ns, PAUSES),
+            ReplugEnd::Both => (u64::MAX, Backoff::new(LAST_PAUSE_NS, LAST_PAUSE_NS)),
+            ReplugEnd::Undone => {
+                let mut pauses = self.pauses;
+                (now_ns.saturating_add(pauses.pause()), pauses)
+            }
         };
-        self.not_before_ns = now_ns.saturating_add(self.pause_ns);
     }
 }
 

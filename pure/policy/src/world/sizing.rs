@@ -4,12 +4,12 @@ use super::{DescriptionSource, Vm, VmId, World};
 use crate::{
     scheduling::memory::NodeMemory,
     sizing::{
-        Request, Resize, ResizePhase, SizeBounds, SizeInput, SizeSettings, SizedBy, decide_size, most,
-        rest_ns, sums,
+        FIRST_REST_NS, LONGEST_REST_NS, Request, Resize, ResizePhase, SizeBounds, SizeInput, SizeSettings,
+        SizedBy, decide_size, most, sums,
     },
 };
 use std::collections::BTreeMap;
-use vnuma_model::{GuestNodeId, HostNodeId, MemoryDevice, RunState};
+use vnuma_model::{GuestNodeId, HostNodeId, MemoryDevice, Rest, RunState};
 
 /// Who sizes a guest node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +30,7 @@ pub struct NodeSizing {
     /// When the controller changed it last.
     changed_ns: Option<u64>,
     /// The controller leaves it alone until then, and has done so for so long.
-    rest: Option<(u64, u64)>,
+    rest: Option<Rest>,
 }
 
 /// Why a guest node cannot have that size.
@@ -341,7 +341,7 @@ impl World {
                 promised: self.promised(home),
                 sharers: self.sharers(home, settings),
                 changed_ns: sizing.changed_ns,
-                rests_until_ns: sizing.rest.map_or(0, |(until_ns, _)| until_ns),
+                rests_until_ns: sizing.rest.map_or(0, |rest| rest.until_ns()),
                 now_ns,
             };
             if let Some(bytes) = decide_size(settings, &input) {
@@ -372,8 +372,7 @@ impl NodeSizing {
         let Some(resize) = self.resize.as_ref().filter(|resize| resize.by == SizedBy::Policy) else { return };
         match resize.phase() {
             ResizePhase::Partly | ResizePhase::Failed => {
-                let for_ns = rest_ns(self.rest.map(|(_, for_ns)| for_ns));
-                self.rest = Some((now_ns.saturating_add(for_ns), for_ns));
+                self.rest.get_or_insert(Rest::new(FIRST_REST_NS, LONGEST_REST_NS)).begin(now_ns);
             }
             ResizePhase::Done => self.rest = None,
             _ => {}

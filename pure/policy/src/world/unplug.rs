@@ -5,6 +5,8 @@
 //! all. Then a reset of the guest takes the device.) So it is asked again, at first soon, as most guests boot that fast, and not
 //! without end.
 
+use vnuma_model::Backoff;
+
 const SECOND_NS: u64 = 1_000_000_000;
 
 /// Between being asked for the first and for the second time, and most between two times. QEMU may refuse to ask sooner.
@@ -27,7 +29,7 @@ pub enum UnplugStep {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unplug {
     ignored: u32,
-    pause_ns: u64,
+    pauses: Backoff,
     next_ns: u64,
     /// `None`: it was given up.
     until_ns: Option<u64>,
@@ -39,7 +41,7 @@ impl Unplug {
         let until_ns = Some(now_ns.saturating_add(UNPLUG_LIMIT_NS));
         Self {
             ignored: 0,
-            pause_ns: FIRST_PAUSE_NS,
+            pauses: Backoff::new(FIRST_PAUSE_NS, LAST_PAUSE_NS),
             next_ns: now_ns.saturating_add(FIRST_PAUSE_NS),
             until_ns,
         }
@@ -58,8 +60,7 @@ impl Unplug {
     /// It was asked, and has the device.
     pub fn kept(&mut self, now_ns: u64) {
         self.ignored = self.ignored.saturating_add(1);
-        self.next_ns = now_ns.saturating_add(self.pause_ns);
-        self.pause_ns = self.pause_ns.saturating_mul(2).min(LAST_PAUSE_NS);
+        self.next_ns = now_ns.saturating_add(self.pauses.pause());
     }
 
     /// Nobody asks it any more.
