@@ -222,4 +222,7 @@ pub struct Daemon {
     pub watchers: usize,
     /// Watchers that were dropped because they read too slowly.
     pub watchers_dropped: u64,
+    /// Threads of vnumad that have worked for long without any progress. None, if all is well.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub silent_threads: Vec<String>,
 }

@@ -69,7 +69,7 @@ pub async fn run(
     let shell = spawn_worker("core", move || {
         // Dropped when the core ends, also by a panic.
         let _alive = alive;
-        shell.run();
+        shell.run()
     });
     let shell = shell.context("starting a thread")?;
     let (stopping, stopped) = watch::channel(false);
@@ -101,14 +101,15 @@ pub async fn run(
     inbox.close();
     stopping.send_replace(true);
     let ended = tokio::task::spawn_blocking(move || shell.join()).await;
-    ended.context("waiting for the core")?.map_err(|_| anyhow::anyhow!("the core's thread panicked"))?;
+    let outcome =
+        ended.context("waiting for the core")?.map_err(|_| anyhow::anyhow!("the core's thread panicked"))?;
     if timeout(GRACE, serve).await.is_err() {
         warn!("requests in progress were cut off");
     }
     // Who scrapes loses nothing but these figures.
     scraped.inspect(tokio::task::JoinHandle::abort);
     drop((socket, records));
-    Ok(())
+    Ok(outcome?)
 }
 
 /// The start of this process in milliseconds, which wrap around after seven weeks. A restarted process begins above all

@@ -35,6 +35,7 @@ mod sample;
 mod stop;
 pub mod text;
 mod thread;
+mod threads;
 mod worker;
 
 use std::{
@@ -49,7 +50,8 @@ pub use priority::prefer_this_thread;
 pub use procfs::{ProcError, read_allowed, thread_exists};
 pub use sample::{BASE_PAGE, Sampled, SampledPage, choose_addresses, sample_pages};
 pub use stop::{stopped, stopped_by_stat};
-pub use worker::spawn_worker;
+pub use threads::spawn_worker;
+pub use worker::{Change, Heartbeat, Jobs, Next, Worker, Workers};
 
 /// Why an act failed. Nothing was changed then, unless the variant says so.
 #[derive(Debug, thiserror::Error)]

@@ -1,74 +1,390 @@
-//! Threads that take no signals.
+//! Threads that work through a queue of jobs, and what is wrong with them.
 //!
-//! The kernel delivers a signal for a process to any thread that does not block it. A thread that waits for events would
-//! be woken by it, its system calls would fail with `EINTR`, and a handler would run on it. Signals belong to the thread
-//! that asked for them, so every other thread blocks all of them.
+//! Every [`Worker`] is one of a group of [`Workers`]. Its thread beats whenever it begins or ends to wait, and its panic is
+//! caught. So [`Workers::look`], a function that does not wait, sees a worker that panicked, and one that works and shows
+//! no progress.
 
-use nix::sys::signal::{SigSet, SigmaskHow};
+use crate::spawn_worker;
+use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::{
-    io,
-    thread::{Builder, JoinHandle},
+    any::Any,
+    fmt, io,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc, Mutex, OnceLock, PoisonError, Weak,
+        atomic::{AtomicU64, Ordering},
+        mpsc,
+    },
+    thread::JoinHandle,
+    time::{Duration, Instant},
 };
 
-/// Starts a thread that blocks all signals from its first instruction on. A new thread inherits the mask of the one that
-/// starts it, so that one blocks them too for that moment; signals that arrive meanwhile are delivered afterwards.
-pub fn spawn_worker<T: Send + 'static>(
-    name: &str,
-    work: impl FnOnce() -> T + Send + 'static,
-) -> io::Result<JoinHandle<T>> {
-    let _blocked = BlockedSignals::all()?;
-    Builder::new().name(name.to_owned()).spawn(work)
+/// A sign of life of a worker's thread.
+#[derive(Debug)]
+pub struct Heartbeat {
+    name: String,
+    began: Instant,
+    /// Nanoseconds from the begin to the last beat; [`WAITS`] while the thread waits for work.
+    beat_ns: AtomicU64,
+    panic: OnceLock<String>,
 }
 
-/// The signal mask of this thread from before, which is restored when this is dropped.
-struct BlockedSignals {
-    before: SigSet,
-}
+const WAITS: u64 = u64::MAX;
 
-impl BlockedSignals {
-    fn all() -> io::Result<Self> {
-        Ok(Self { before: SigSet::all().thread_swap_mask(SigmaskHow::SIG_BLOCK)? })
+impl Heartbeat {
+    fn new(name: &str) -> Self {
+        let (name, panic) = (name.to_owned(), OnceLock::new());
+        Self { name, began: Instant::now(), beat_ns: AtomicU64::new(0), panic }
+    }
+
+    /// The thread works, and makes progress.
+    pub fn beat(&self) {
+        let now = u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(WAITS - 1);
+        self.beat_ns.store(now, Ordering::Relaxed);
+    }
+
+    /// Waits for work: whatever time that takes is no silence.
+    pub fn rest<T>(&self, wait: impl FnOnce() -> T) -> T {
+        self.beat_ns.store(WAITS, Ordering::Relaxed);
+        let waited = wait();
+        self.beat();
+        waited
+    }
+
+    /// Since when it works without a beat.
+    fn silent_since(&self) -> Option<Instant> {
+        let beat_ns = self.beat_ns.load(Ordering::Relaxed);
+        (beat_ns != WAITS).then(|| self.began + Duration::from_nanos(beat_ns))
     }
 }
 
-impl Drop for BlockedSignals {
+/// What has changed with a worker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// Its thread has ended by a panic, with this message.
+    Panicked(String, String),
+    /// It works, and has not beaten for so long.
+    Silent(String, Duration),
+    /// It was silent, and beats again.
+    Beats(String),
+}
+
+#[derive(Debug)]
+struct Member {
+    heartbeat: Weak<Heartbeat>,
+    silent: bool,
+    panicked: bool,
+}
+
+/// The workers of a group.
+#[derive(Clone, Debug, Default)]
+pub struct Workers(Arc<Mutex<Vec<Member>>>);
+
+impl Workers {
+    /// Starts a thread that takes its jobs from the queue, until that ends.
+    pub fn start<J: Send + 'static>(
+        &self,
+        name: &str,
+        work: impl FnOnce(Jobs<J>) + Send + 'static,
+    ) -> io::Result<Worker<J>> {
+        self.start_with(name, None, work)
+    }
+
+    /// The same for a thread that waits for other descriptors as well: this one is readable once there is a job, or no more.
+    pub fn start_polling<J: Send + 'static>(
+        &self,
+        name: &str,
+        work: impl FnOnce(Jobs<J>, Arc<EventFd>) + Send + 'static,
+    ) -> io::Result<Worker<J>> {
+        let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
+        let wake = Arc::new(EventFd::from_value_and_flags(0, flags)?);
+        let theirs = Arc::clone(&wake);
+        self.start_with(name, Some(wake), |jobs| work(jobs, theirs))
+    }
+
+    fn start_with<J: Send + 'static>(
+        &self,
+        name: &str,
+        wake: Option<Arc<EventFd>>,
+        work: impl FnOnce(Jobs<J>) + Send + 'static,
+    ) -> io::Result<Worker<J>> {
+        let heartbeat = Arc::new(Heartbeat::new(name));
+        let member = Member { heartbeat: Arc::downgrade(&heartbeat), silent: false, panicked: false };
+        let (jobs, received) = mpsc::channel();
+        let kept = Arc::clone(&heartbeat);
+        let thread = spawn_worker(name, move || {
+            let jobs = Jobs { received, heartbeat: Arc::clone(&kept) };
+            // Nothing of what it worked with is used after a panic.
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| work(jobs))) {
+                let _ = kept.panic.set(message(&*panic));
+            }
+        })?;
+        self.lock(|members| members.push(member));
+        Ok(Worker { jobs: Some(jobs), wake, thread: Some(thread), heartbeat })
+    }
+
+    /// What has changed since the last call. A worker is silent if it has worked so long without a beat.
+    pub fn look(&self, now: Instant, patience: Duration) -> Vec<Change> {
+        self.lock(|members| {
+            let mut changes = Vec::new();
+            members.retain_mut(|member| {
+                let Some(heartbeat) = member.heartbeat.upgrade() else { return false };
+                changes.extend(member.look(&heartbeat, now, patience));
+                true
+            });
+            changes
+        })
+    }
+
+    fn lock<T>(&self, act: impl FnOnce(&mut Vec<Member>) -> T) -> T {
+        act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Member {
+    fn look(&mut self, heartbeat: &Heartbeat, now: Instant, patience: Duration) -> Option<Change> {
+        let name = || heartbeat.name.clone();
+        if let Some(why) = heartbeat.panic.get() {
+            let known = std::mem::replace(&mut self.panicked, true);
+            return (!known).then(|| Change::Panicked(name(), why.clone()));
+        }
+        let silence = heartbeat.silent_since().map(|since| now.saturating_duration_since(since));
+        let silence = silence.filter(|silence| *silence >= patience);
+        let before = std::mem::replace(&mut self.silent, silence.is_some());
+        match silence {
+            Some(silence) if !before => Some(Change::Silent(name(), silence)),
+            None if before => Some(Change::Beats(name())),
+            _ => None,
+        }
+    }
+}
+
+/// What a panic says.
+fn message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    text.unwrap_or("without a message").to_owned()
+}
+
+/// The handle of a worker. When it is dropped, the thread ends after the jobs that it has, and is waited for.
+pub struct Worker<J> {
+    jobs: Option<mpsc::Sender<J>>,
+    wake: Option<Arc<EventFd>>,
+    thread: Option<JoinHandle<()>>,
+    /// It is looked at for as long as there is this handle, also if the thread has ended.
+    heartbeat: Arc<Heartbeat>,
+}
+
+impl<J> fmt::Debug for Worker<J> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Worker").field("heartbeat", &self.heartbeat).finish_non_exhaustive()
+    }
+}
+
+impl<J> Worker<J> {
+    /// Nobody waits for its end.
+    pub fn detached(mut self) -> Self {
+        drop(self.thread.take());
+        self
+    }
+
+    /// Queues a job. One of a thread that has ended is given back.
+    pub fn send(&self, job: J) -> Result<(), J> {
+        let Some(jobs) = &self.jobs else { return Err(job) };
+        jobs.send(job).map_err(|mpsc::SendError(job)| job)?;
+        self.wake();
+        Ok(())
+    }
+
+    fn wake(&self) {
+        // Fails only if the counter is full, and a full counter wakes the thread, too.
+        if let Some(wake) = &self.wake {
+            let _ = wake.write(1);
+        }
+    }
+}
+
+impl<J> Drop for Worker<J> {
     fn drop(&mut self) {
-        // Restoring a mask that the kernel gave cannot fail.
-        let _ = self.before.thread_set_mask();
+        // Before the thread wakes up, so that it sees the end.
+        drop(self.jobs.take());
+        self.wake();
+        if let Some(thread) = self.thread.take() {
+            // Its panic was caught.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The queue of a worker, for its thread. As an iterator it waits for jobs until the worker is dropped.
+#[derive(Debug)]
+pub struct Jobs<J> {
+    received: mpsc::Receiver<J>,
+    heartbeat: Arc<Heartbeat>,
+}
+
+/// What a queue has.
+#[derive(Debug)]
+pub enum Next<J> {
+    /// A job.
+    Job(J),
+    /// None for now.
+    Nothing,
+    /// None any more: the worker was dropped.
+    End,
+}
+
+impl<J> Jobs<J> {
+    /// Waits for a job, until this time if there is one.
+    pub fn wait(&self, until: Option<Instant>) -> Next<J> {
+        let received = self.heartbeat.rest(|| match until {
+            Some(until) => self.received.recv_timeout(until.saturating_duration_since(Instant::now())),
+            None => self.received.recv().map_err(|_| mpsc::RecvTimeoutError::Disconnected),
+        });
+        match received {
+            Ok(job) => Next::Job(job),
+            Err(mpsc::RecvTimeoutError::Timeout) => Next::Nothing,
+            Err(mpsc::RecvTimeoutError::Disconnected) => Next::End,
+        }
+    }
+
+    /// A job that is there already.
+    pub fn try_next(&self) -> Next<J> {
+        match self.received.try_recv() {
+            Ok(job) => Next::Job(job),
+            Err(mpsc::TryRecvError::Empty) => Next::Nothing,
+            Err(mpsc::TryRecvError::Disconnected) => Next::End,
+        }
+    }
+
+    /// For work that takes long, and waits for other things.
+    pub fn heartbeat(&self) -> &Arc<Heartbeat> {
+        &self.heartbeat
+    }
+}
+
+impl<J> Iterator for Jobs<J> {
+    type Item = J;
+
+    fn next(&mut self) -> Option<J> {
+        match self.wait(None) {
+            Next::Job(job) => Some(job),
+            Next::Nothing | Next::End => None,
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nix::sys::signal::Signal;
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+    use std::os::fd::AsFd;
 
-    /// Signals that this thread blocks.
-    fn blocked() -> SigSet {
-        SigSet::thread_get_mask().unwrap()
-    }
+    const PATIENCE: Duration = Duration::from_secs(30);
 
-    #[test]
-    fn a_worker_blocks_all_signals_and_its_parent_those_it_blocked_before() {
-        let mut before = SigSet::empty();
-        before.add(Signal::SIGUSR2);
-        before.thread_set_mask().unwrap();
-        let worker =
-            spawn_worker("test-worker", || (blocked(), std::thread::current().name().map(str::to_owned)));
-        let (mask, name) = worker.unwrap().join().unwrap();
-        // These two cannot be blocked.
-        for signal in Signal::iterator().filter(|signal| !matches!(signal, Signal::SIGKILL | Signal::SIGSTOP))
-        {
-            assert!(mask.contains(signal), "{signal} is not blocked");
+    /// Looks until there is a change, for a minute.
+    fn wait_for_change(workers: &Workers, after: Duration) -> Vec<Change> {
+        let end = Instant::now() + Duration::from_secs(60);
+        loop {
+            let changes = workers.look(Instant::now() + after, PATIENCE);
+            if !changes.is_empty() || Instant::now() > end {
+                return changes;
+            }
+            std::thread::sleep(Duration::from_millis(2));
         }
-        assert_eq!(name.as_deref(), Some("test-worker"));
-        assert_eq!(blocked(), before);
     }
 
     #[test]
-    fn the_mask_is_restored_when_no_thread_can_be_started() {
-        let before = blocked();
-        assert!(std::panic::catch_unwind(|| spawn_worker("a\0b", || ())).is_err());
-        assert_eq!(blocked(), before);
+    fn a_worker_does_its_jobs_in_order_and_those_that_it_has_before_its_end() {
+        let (done, results) = mpsc::channel();
+        let worker =
+            Workers::default().start("test", move |jobs| jobs.for_each(|job: u32| done.send(job).unwrap()));
+        let worker = worker.unwrap();
+        (1..4).for_each(|job| worker.send(job).unwrap());
+        drop(worker);
+        assert_eq!(results.try_iter().collect::<Vec<_>>(), [1, 2, 3], "it was waited for");
+    }
+
+    #[test]
+    fn a_worker_that_panics_is_seen_once_and_takes_no_more_jobs() {
+        let workers = Workers::default();
+        let work = |mut jobs: Jobs<u32>| panic!("job {}", jobs.next().unwrap_or(0));
+        let worker = workers.start("test", work).unwrap();
+        worker.send(7).unwrap();
+        let panicked = Change::Panicked("test".to_owned(), "job 7".to_owned());
+        assert_eq!(wait_for_change(&workers, Duration::ZERO), [panicked]);
+        assert_eq!(workers.look(Instant::now() + PATIENCE, PATIENCE), []);
+        assert_eq!(worker.send(8), Err(8));
+    }
+
+    #[test]
+    fn a_worker_that_hangs_is_seen_until_it_goes_on() {
+        let (workers, (go_on, held)) = (Workers::default(), mpsc::channel::<()>());
+        let worker = workers.start("test", move |jobs| {
+            jobs.for_each(|()| held.recv().unwrap_or(()));
+        });
+        let worker = worker.unwrap();
+        worker.send(()).unwrap();
+        let changes = wait_for_change(&workers, PATIENCE);
+        assert!(
+            matches!(&changes[..], [Change::Silent(name, time)] if name == "test" && *time >= PATIENCE),
+            "{changes:?}"
+        );
+        assert_eq!(workers.look(Instant::now() + PATIENCE, PATIENCE), [], "once");
+        go_on.send(()).unwrap();
+        assert_eq!(
+            wait_for_change(&workers, PATIENCE),
+            [Change::Beats("test".to_owned())],
+            "it waits for work"
+        );
+    }
+
+    #[test]
+    fn who_waits_for_something_else_is_not_silent_and_who_beats_is_not_either() {
+        let heartbeat = Heartbeat::new("test");
+        let began = heartbeat.began;
+        assert_eq!(heartbeat.silent_since(), Some(began));
+        heartbeat.rest(|| assert_eq!(heartbeat.silent_since(), None));
+        let first = heartbeat.silent_since().unwrap();
+        heartbeat.beat();
+        assert!(first >= began && heartbeat.silent_since().unwrap() >= first);
+    }
+
+    #[test]
+    fn a_worker_that_polls_is_woken_by_a_job_and_by_the_end() {
+        let (done, results) = mpsc::channel();
+        let worker = Workers::default().start_polling("test", move |jobs: Jobs<u32>, wake| {
+            loop {
+                let mut fds = [PollFd::new(wake.as_fd(), PollFlags::POLLIN)];
+                jobs.heartbeat().rest(|| poll(&mut fds, PollTimeout::NONE).unwrap());
+                let _ = wake.read();
+                loop {
+                    match jobs.try_next() {
+                        Next::Job(job) => done.send(job).unwrap(),
+                        Next::Nothing => break,
+                        Next::End => return,
+                    }
+                }
+            }
+        });
+        let worker = worker.unwrap();
+        worker.send(5).unwrap();
+        assert_eq!(results.recv_timeout(Duration::from_secs(60)), Ok(5));
+        drop(worker);
+        assert!(results.recv().is_err(), "it has ended");
+    }
+
+    #[test]
+    fn a_worker_whose_end_nobody_waits_for_is_looked_at_until_then() {
+        let (workers, (go_on, held)) = (Workers::default(), mpsc::channel::<()>());
+        let worker = workers.start("test", move |_: Jobs<()>| held.recv().unwrap_or(())).unwrap().detached();
+        drop(worker);
+        assert!(matches!(&wait_for_change(&workers, PATIENCE)[..], [Change::Silent(..)]));
+        drop(go_on);
+        while !workers.lock(|members| members.iter().all(|member| member.heartbeat.upgrade().is_none())) {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        assert_eq!(workers.look(Instant::now() + PATIENCE, PATIENCE), []);
+        assert_eq!(workers.lock(|members| members.len()), 0);
     }
 }

@@ -82,6 +82,7 @@ pub fn examine_with(
     checks.extend(samples(daemon));
     checks.push(places(daemon));
     checks.extend(daemon.libvirt.iter().map(libvirt));
+    checks.extend(silent_threads(daemon));
     for vm in vms {
         let mut of_vm = vec![connection(vm)];
         of_vm.extend(vm.run_state.as_deref().map(|state| guest(vm, state)));
@@ -101,6 +102,15 @@ pub fn examine_with(
         checks.extend(of_vm.into_iter().map(|check| Check { vm: Some(vm.name.clone()), ..check }));
     }
     checks
+}
+
+/// Threads of vnumad that make no progress, if there are any.
+fn silent_threads(daemon: &Daemon) -> Option<Check> {
+    (!daemon.silent_threads.is_empty()).then(|| {
+        let names = daemon.silent_threads.join(", ");
+        let remedy = "see vnumad's log for since when; if it lasts, restart vnumad: VMs keep what was published";
+        Check::lower(Level::Missing, "threads", "silent", format!("no progress: {names}"), remedy)
+    })
 }
 
 fn nodes(host: &HostTopology) -> Check {

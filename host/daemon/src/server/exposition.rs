@@ -141,6 +141,11 @@ impl Snapshot {
                 self.vms.len().saturating_sub(MOST_VMS) as u64,
             ),
             ("watchers", "Clients that watch events", self.daemon.watchers as u64),
+            (
+                "silent_threads",
+                "Threads of vnumad that have worked for long without any progress",
+                self.daemon.silent_threads.len() as u64,
+            ),
             ("counted_threads", "Threads whose hardware counters are read", counters.threads as u64),
             (
                 "counted_threads_failed",
@@ -163,6 +168,11 @@ impl Snapshot {
                 "watchers_dropped",
                 "Watchers that were dropped because they read too slowly",
                 self.daemon.watchers_dropped,
+            ),
+            (
+                "thread_panics",
+                "Threads of vnumad for a VM that have panicked; their connections are made again",
+                self.totals.thread_panics,
             ),
             ("stolen_local", "vCPUs that scx_vnuma stole within their node", places.stolen_local),
             ("stolen_remote", "vCPUs that scx_vnuma stole from another node", places.stolen_remote),

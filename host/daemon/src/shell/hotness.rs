@@ -9,16 +9,16 @@ use std::{
     io,
     os::fd::{AsFd, OwnedFd},
     path::PathBuf,
-    sync::{Arc, Condvar, Mutex, PoisonError, mpsc},
-    thread::JoinHandle,
+    sync::{Arc, Condvar, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 use tracing::{debug, info};
 use vnuma_observe::location::monotonic_ns;
 use vnuma_policy::{hotness::Hotness, residency::MemoryArea, world::VmId};
 use vnuma_process::{
+    Jobs, Worker, Workers,
     damon::{Damon, DamonError, LOOKS, Sysfs, Tree},
-    on_thread, spawn_worker,
+    on_thread,
 };
 
 /// A VM whose turn comes later than this is not watched: what is displaced of it is moved without.
@@ -56,49 +56,42 @@ impl Stop {
 /// The thread.
 #[derive(Debug)]
 pub(super) struct HotnessWatcher {
-    orders: Option<mpsc::Sender<Order>>,
     stop: Arc<Stop>,
-    thread: Option<JoinHandle<()>>,
+    worker: Worker<Order>,
 }
 
 impl HotnessWatcher {
-    pub(super) fn start(root: PathBuf, inbox: Arc<Inbox>) -> io::Result<Self> {
-        let (orders, received) = mpsc::channel::<Order>();
+    pub(super) fn start(workers: &Workers, root: PathBuf, inbox: Arc<Inbox>) -> io::Result<Self> {
         let stop = Arc::new(Stop::default());
         let stops = Arc::clone(&stop);
-        let thread = spawn_worker("hotness", move || {
-            let damon = Damon::new(Sysfs::new(root, move |time| stops.wait(time)));
+        let worker = workers.start("hotness", move |orders: Jobs<Order>| {
+            let heartbeat = Arc::clone(orders.heartbeat());
+            let damon = Damon::new(Sysfs::new(root, move |time| heartbeat.rest(|| stops.wait(time))));
             match damon.remove_ours() {
                 Ok(true) => info!("a watch of memory that a vnumad before has left was removed from DAMON"),
                 Ok(false) => {}
                 Err(why) => debug!(%why, "how hot memory is cannot be watched now"),
             }
-            for order in received {
+            for order in orders {
                 let outcome = watch(&damon, &order);
                 // Fails only while vnumad stops.
                 let _ = inbox.send(Message::Event(Event::HotnessWatched(order.vm, order.pid, outcome)));
             }
         })?;
-        Ok(Self { orders: Some(orders), stop, thread: Some(thread) })
+        Ok(Self { stop, worker })
     }
 
     /// Watches memory of this process of a VM; [`Event::HotnessWatched`] follows.
     pub(super) fn watch(&self, vm: VmId, pid: i32, pidfd: Option<Arc<OwnedFd>>, areas: Vec<MemoryArea>) {
-        if let Some(orders) = &self.orders {
-            // Fails only while vnumad stops.
-            let _ = orders.send(Order { vm, pid, pidfd, areas, given: Instant::now() });
-        }
+        // Fails only if the thread has panicked, which ends vnumad.
+        let _ = self.worker.send(Order { vm, pid, pidfd, areas, given: Instant::now() });
     }
 }
 
 impl Drop for HotnessWatcher {
     fn drop(&mut self) {
+        // Before the worker is dropped, which waits for the end of a watch.
         self.stop.stop();
-        drop(self.orders.take());
-        if let Some(thread) = self.thread.take() {
-            // Fails only if the thread panicked, and the panic has been reported.
-            let _ = thread.join();
-        }
     }
 }
 

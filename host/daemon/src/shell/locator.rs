@@ -9,9 +9,7 @@ use std::{
     sync::{
         Arc, Mutex, PoisonError, RwLock,
         atomic::{AtomicU64, Ordering},
-        mpsc,
     },
-    thread::JoinHandle,
     time::{Duration, Instant},
 };
 use tracing::{info, warn};
@@ -19,7 +17,7 @@ use vnuma_model::{CpuSet, HostTopology, VcpuLocation};
 use vnuma_observe::location::{
     KernelEvents, LocationError, LocationEvent, LocationKind, LocationWatcher, read_location, read_pinned,
 };
-use vnuma_process::spawn_worker;
+use vnuma_process::{Jobs, Next, Worker, Workers};
 
 /// Threads that one pass over /proc reads, in case an event was lost: one small file each, some ten milliseconds in all.
 const AT_ONCE: usize = 1280;
@@ -159,13 +157,13 @@ enum Order {
 #[derive(Debug)]
 pub(super) struct Locator {
     shared: Arc<Shared>,
-    orders: Option<mpsc::Sender<Order>>,
-    thread: Option<JoinHandle<()>>,
+    worker: Worker<Order>,
 }
 
 impl Locator {
     /// Also returns events of the kernel, which the caller takes: they become messages of the inbox.
     pub(super) fn start(
+        workers: &Workers,
         host: &HostTopology,
         config: &Config,
         inbox: Arc<Inbox>,
@@ -199,14 +197,13 @@ impl Locator {
             None => info!(source = watcher.source(), "watching vCPU locations"),
             Some(why) => info!(source = watcher.source(), why_not_bpf = why, "watching vCPU locations"),
         }
-        let (orders, received) = mpsc::channel();
         let theirs = Arc::clone(&shared);
         let mut task =
             Task { watcher, shared: theirs, inbox, waiting: VecDeque::new(), known: HashSet::new() };
         task.note_health();
-        let thread = spawn_worker("locator", move || task.run(&received));
-        let thread = thread.map_err(|source| LocationError::Watch { act: "starting a thread", source })?;
-        Ok((Self { shared, orders: Some(orders), thread: Some(thread) }, events))
+        let worker = workers.start("locator", move |orders| task.run(&orders));
+        let worker = worker.map_err(|source| LocationError::Watch { act: "starting a thread", source })?;
+        Ok((Self { shared, worker }, events))
     }
 
     pub(super) fn reader(&self) -> Reader {
@@ -242,20 +239,8 @@ impl Locator {
     }
 
     fn order(&self, order: Order) {
-        if let Some(orders) = &self.orders {
-            // Fails only while vnumad stops.
-            let _ = orders.send(order);
-        }
-    }
-}
-
-impl Drop for Locator {
-    fn drop(&mut self) {
-        drop(self.orders.take());
-        if let Some(thread) = self.thread.take() {
-            // Fails only if the thread panicked, and the panic has been reported.
-            let _ = thread.join();
-        }
+        // Fails only if the thread has panicked, which ends vnumad.
+        let _ = self.worker.send(order);
     }
 }
 
@@ -270,18 +255,13 @@ struct Task {
 }
 
 impl Task {
-    fn run(mut self, orders: &mpsc::Receiver<Order>) {
+    fn run(mut self, orders: &Jobs<Order>) {
         let mut look_at = Instant::now();
         loop {
-            let order = if self.waiting.is_empty() {
-                orders.recv().map_err(|_| mpsc::RecvTimeoutError::Disconnected)
-            } else {
-                orders.recv_timeout((look_at + SLACK).saturating_duration_since(Instant::now()))
-            };
-            let goes_on = match order {
-                Ok(order) => self.execute(order),
-                Err(mpsc::RecvTimeoutError::Timeout) => true,
-                Err(mpsc::RecvTimeoutError::Disconnected) => false,
+            let goes_on = match orders.wait((!self.waiting.is_empty()).then(|| look_at + SLACK)) {
+                Next::Job(order) => self.execute(order),
+                Next::Nothing => true,
+                Next::End => false,
             };
             if !goes_on {
                 return;
@@ -433,7 +413,8 @@ mod tests {
         let inbox = Arc::new(Inbox::new().expect("an inbox"));
         let config =
             Config { location: Prefer::Poll, poll_interval: Duration::from_secs(1000), ..Config::default() };
-        let (locator, events) = Locator::start(&host(), &config, Arc::clone(&inbox)).expect("started");
+        let (locator, events) =
+            Locator::start(&Workers::default(), &host(), &config, Arc::clone(&inbox)).expect("started");
         assert!(events.is_none(), "polling");
         let (pid, tid) = (std::process::id().cast_signed(), nix::unistd::gettid().as_raw());
         let only = vnuma_process::read_allowed(pid, tid).expect("allowed").iter().next().expect("a CPU");
@@ -449,7 +430,7 @@ mod tests {
         let file = root.path().join("sys/devices/system/cpu/online");
         let config = Config { root: root.path().into(), location: Prefer::Poll, ..Config::default() };
         let inbox = Arc::new(Inbox::new().expect("an inbox"));
-        let (locator, _) = Locator::start(&host(), &config, inbox).expect("started");
+        let (locator, _) = Locator::start(&Workers::default(), &host(), &config, inbox).expect("started");
         assert_eq!(locator.reader().online().len(), 8192, "as far as is known");
         fs::create_dir_all(file.parent().expect("a directory")).expect("created");
         fs::write(&file, "0-5,7\n").expect("written");

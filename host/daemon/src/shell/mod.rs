@@ -43,6 +43,7 @@ mod sampler;
 mod samples;
 mod scanner;
 mod scheduler;
+mod supervisor;
 mod threads;
 pub(crate) mod totals;
 mod watchers;
@@ -81,6 +82,7 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
+use supervisor::{Supervisor, ThreadPanicked};
 use tokio::sync::oneshot;
 use totals::Totals;
 use tracing::{debug, info, warn};
@@ -152,6 +154,7 @@ pub(crate) struct Shell {
     processes: Processes,
     scanner: Scanner,
     _host_watcher: HostWatcher,
+    supervisor: Supervisor,
     resync_at: Instant,
     /// Of the service manager, which ends a vnumad whose loop does not turn.
     watchdog: Option<Watchdog>,
@@ -184,18 +187,22 @@ impl Shell {
             rehome: config.rehome,
         };
         let records = Records::new(config.records.clone());
-        let (locator, kernel) = Locator::start(&host, &config, Arc::clone(&inbox))?;
+        let supervisor = Supervisor::default();
+        let workers = &supervisor.host;
+        let (locator, kernel) = Locator::start(workers, &host, &config, Arc::clone(&inbox))?;
         let shell = Self {
             mover: Mover::start(
+                workers,
                 config.root.clone(),
                 config.records.clone(),
                 locator.reader(),
                 Arc::clone(&inbox),
             )?,
-            memory: MemoryMover::start(config.root.clone(), Arc::clone(&inbox))?,
-            observer: Observer::start(config.root.clone(), Arc::clone(&inbox))?,
-            hotness: HotnessWatcher::start(config.root.clone(), Arc::clone(&inbox))?,
+            memory: MemoryMover::start(workers, config.root.clone(), Arc::clone(&inbox))?,
+            observer: Observer::start(workers, config.root.clone(), Arc::clone(&inbox))?,
+            hotness: HotnessWatcher::start(workers, config.root.clone(), Arc::clone(&inbox))?,
             sampler: Sampler::start(
+                workers,
                 (config.root.clone(), config.location),
                 Wanted {
                     period: config.policy_period,
@@ -205,8 +212,14 @@ impl Shell {
                 &host,
                 Arc::clone(&inbox),
             )?,
-            processes: Processes::start(&config, Arc::clone(&inbox))?,
-            scanner: Scanner::start(factory(), records.clone(), config.resync_interval, Arc::clone(&inbox))?,
+            processes: Processes::start(workers, &config, Arc::clone(&inbox))?,
+            scanner: Scanner::start(
+                workers,
+                factory(),
+                records.clone(),
+                config.resync_interval,
+                Arc::clone(&inbox),
+            )?,
             _host_watcher: watch_host(&config, host.clone(), Arc::clone(&inbox))?,
             doorbells: Doorbells::new()?,
             core: Core::new(host, policies, first_epoch).describing_every(config.intervals.describe),
@@ -227,16 +240,19 @@ impl Shell {
             recorders: Recorders::default(),
             resync_at: Instant::now() + config.resync_interval,
             watchdog,
+            supervisor,
             by_scheduler: false,
             config,
         };
         Ok(shell)
     }
 
-    /// Runs until the inbox is closed. Events come first; between two batches of them one request has its turn.
-    pub(crate) fn run(mut self) {
+    /// Runs until the inbox is closed, or a thread has panicked. Events come first; between two batches of them one request has its
+    /// turn.
+    pub(crate) fn run(mut self) -> Result<(), ThreadPanicked> {
         // However this ends, a panic included, senders and clients that wait are released.
         let _closed = ClosedAtEnd(Arc::clone(&self.inbox));
+        let mut outcome = Ok(());
         while let Some(turn) = self.wait() {
             for message in turn.messages {
                 self.take_in(message);
@@ -256,11 +272,17 @@ impl Shell {
             if self.core.next_deadline_ns().is_some_and(|deadline_ns| deadline_ns <= monotonic_ns()) {
                 self.step(Event::Woken);
             }
+            let now = Instant::now();
+            outcome = self.supervisor.look(now);
+            if outcome.is_err() {
+                self.inbox.close();
+            }
             if let Some(watchdog) = &mut self.watchdog {
-                watchdog.turned(Instant::now());
+                watchdog.turned(now);
             }
         }
         self.give_pins_back();
+        outcome
     }
 
     /// What there is to do next. `None` once the inbox is closed.
@@ -449,7 +471,10 @@ impl Shell {
             ApiRequest::Scheduling(name, reply) => drop(reply.send(self.core.show_scheduling(&name))),
             ApiRequest::Uses(reply) => drop(reply.send(self.core.uses())),
             ApiRequest::Daemon(reply) => drop(reply.send(self.describe_self())),
-            ApiRequest::Totals(reply) => drop(reply.send(self.totals.with(&self.core))),
+            ApiRequest::Totals(reply) => {
+                let thread_panics = self.supervisor.panics();
+                drop(reply.send(Totals { thread_panics, ..self.totals.with(&self.core) }));
+            }
             ApiRequest::Watch(kinds, reply) => drop(reply.send(self.watchers.add(kinds))),
             ApiRequest::Record(reply) => drop(reply.send(self.recorders.add())),
             ApiRequest::Act(wanted, reply) => {
@@ -477,6 +502,7 @@ impl Shell {
             libvirt: self.libvirt(),
             watchers: self.watchers.count() + self.recorders.count(),
             watchers_dropped: self.watchers.dropped() + self.recorders.dropped(),
+            silent_threads: self.supervisor.silent(),
         }
     }
 
@@ -611,7 +637,7 @@ impl Shell {
         let (records, reader) = (self.records.clone(), self.locator.reader());
         let name = self.core.world().get(vm).map_or_else(String::new, |vm| vm.fallback_name.clone());
         let at = (VmHandle::new(handle.as_str()), name);
-        match Worker::start(connection, at, backend, records, reader, inbox) {
+        match Worker::start(&self.supervisor.vms, connection, at, backend, records, reader, inbox) {
             Ok(worker) => {
                 self.workers.insert(connection, (vm, worker));
                 None

@@ -13,8 +13,7 @@ use std::{
     io,
     os::fd::{AsFd, OwnedFd},
     path::PathBuf,
-    sync::{Arc, Mutex, PoisonError, mpsc},
-    thread::JoinHandle,
+    sync::{Arc, Mutex, PoisonError},
 };
 use vnuma_api as api;
 use vnuma_model::{ApicId, CpuSet, HostNodeId, VcpuLocation};
@@ -22,7 +21,7 @@ use vnuma_policy::{
     scheduling::Stealing,
     world::{Mechanism, VmId},
 };
-use vnuma_process::{ActError, pin_thread, pin_thread_if, spawn_worker};
+use vnuma_process::{ActError, Worker, Workers, pin_thread, pin_thread_if};
 
 /// A move to make.
 #[derive(Debug)]
@@ -63,26 +62,25 @@ pub(super) enum Order {
 /// that policies have set.
 #[derive(Debug)]
 pub(super) struct Mover {
-    orders: Option<mpsc::Sender<Order>>,
-    thread: Option<JoinHandle<()>>,
+    worker: Worker<Order>,
     health: Arc<Mutex<api::PlaceSetting>>,
 }
 
 impl Mover {
     pub(super) fn start(
+        workers: &Workers,
         root: PathBuf,
         records: PathBuf,
         reader: Reader,
         inbox: Arc<Inbox>,
     ) -> io::Result<Self> {
-        let (orders, received) = mpsc::channel::<Order>();
         let health = Arc::new(Mutex::new(api::PlaceSetting::default()));
         let places = Places::new(root, Arc::clone(&health));
         let mut task = Task { masks: Masks::new(records), reader, places, inbox };
-        let thread = spawn_worker("mover", move || {
+        let worker = workers.start("mover", move |orders| {
             task.masks.tidy();
             task.look();
-            for order in received {
+            for order in orders {
                 if let Some(outcome) = task.carry_out(order) {
                     task.report(outcome);
                 }
@@ -90,7 +88,7 @@ impl Mover {
             task.places.release_all();
             task.masks.restore_all(&task.reader.online());
         })?;
-        Ok(Self { orders: Some(orders), thread: Some(thread), health })
+        Ok(Self { worker, health })
     }
 
     /// How places are set.
@@ -100,20 +98,8 @@ impl Mover {
 
     /// Queues something to do.
     pub(super) fn order(&self, order: Order) {
-        if let Some(orders) = &self.orders {
-            // Fails only while vnumad stops.
-            let _ = orders.send(order);
-        }
-    }
-}
-
-impl Drop for Mover {
-    fn drop(&mut self) {
-        drop(self.orders.take());
-        if let Some(thread) = self.thread.take() {
-            // Fails only if the thread panicked, and the panic has been reported.
-            let _ = thread.join();
-        }
+        // Fails only if the thread has panicked, which ends vnumad.
+        let _ = self.worker.send(order);
     }
 }
 

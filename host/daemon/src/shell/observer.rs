@@ -13,8 +13,7 @@ use std::{
     io,
     os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
-    sync::{Arc, mpsc},
-    thread::JoinHandle,
+    sync::Arc,
 };
 use vnuma_model::PageKind;
 use vnuma_observe::{location::monotonic_ns, read_node_memory, read_node_pools};
@@ -22,7 +21,7 @@ use vnuma_policy::{
     residency::{AreaSample, Found, Keeps, MemoryArea, MemoryObservation},
     world::VmId,
 };
-use vnuma_process::{Sampled, SampledPage, choose_addresses, procfs, sample_pages, spawn_worker};
+use vnuma_process::{Sampled, SampledPage, Worker, Workers, choose_addresses, procfs, sample_pages};
 
 /// Pages of a VM that are looked at. With as many, a share of 1 % is known to 0.2 %, with a confidence of 95 %.
 const SAMPLES: u64 = 8192;
@@ -45,39 +44,25 @@ struct Order {
 /// The thread.
 #[derive(Debug)]
 pub(super) struct Observer {
-    orders: Option<mpsc::Sender<Order>>,
-    thread: Option<JoinHandle<()>>,
+    worker: Worker<Order>,
 }
 
 impl Observer {
-    pub(super) fn start(root: PathBuf, inbox: Arc<Inbox>) -> io::Result<Self> {
-        let (orders, received) = mpsc::channel::<Order>();
-        let thread = spawn_worker("observer", move || {
-            for order in received {
+    pub(super) fn start(workers: &Workers, root: PathBuf, inbox: Arc<Inbox>) -> io::Result<Self> {
+        let worker = workers.start("observer", move |orders| {
+            for order in orders {
                 let outcome = observe(&root, &order);
                 // Fails only while vnumad stops.
                 let _ = inbox.send(Message::Event(Event::MemoryObserved(order.vm, order.pid, outcome)));
             }
         })?;
-        Ok(Self { orders: Some(orders), thread: Some(thread) })
+        Ok(Self { worker })
     }
 
     /// Looks at memory of this process of a VM; [`Event::MemoryObserved`] follows.
     pub(super) fn observe(&self, vm: VmId, pid: i32, pidfd: Option<Arc<OwnedFd>>, areas: Vec<MemoryArea>) {
-        if let Some(orders) = &self.orders {
-            // Fails only while vnumad stops.
-            let _ = orders.send(Order { vm, pid, pidfd, areas });
-        }
-    }
-}
-
-impl Drop for Observer {
-    fn drop(&mut self) {
-        drop(self.orders.take());
-        if let Some(thread) = self.thread.take() {
-            // Fails only if the thread panicked, and the panic has been reported.
-            let _ = thread.join();
-        }
+        // Fails only if the thread has panicked, which ends vnumad.
+        let _ = self.worker.send(Order { vm, pid, pidfd, areas });
     }
 }
 

@@ -5,15 +5,14 @@ use std::{
     collections::{BTreeSet, HashMap},
     io,
     path::PathBuf,
-    sync::{Arc, Mutex, PoisonError, mpsc},
-    thread::JoinHandle,
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 use vnuma_hypervisor::resident::{GuestMapping, MappingPolicy, read_guest_mappings, sum_pages};
 use vnuma_model::HostNodeId;
 use vnuma_observe::{location::monotonic_ns, read_node_memory};
 use vnuma_policy::world::{MemoryRange, MemoryReading, VmId};
-use vnuma_process::{procfs, spawn_worker};
+use vnuma_process::{Jobs, Next, Worker, Workers, procfs};
 
 /// Least time between two passes over all VMs. It is longer where a pass takes long: at most one part in [`PART`] of the time.
 const PAUSE: Duration = Duration::from_secs(10);
@@ -39,19 +38,17 @@ enum Order {
 /// A thread that counts pages of the VMs that it is given.
 #[derive(Debug)]
 pub(super) struct PageReader {
-    orders: Option<mpsc::Sender<Order>>,
-    thread: Option<JoinHandle<()>>,
+    worker: Worker<Order>,
     known: Arc<Mutex<Known>>,
 }
 
 impl PageReader {
     /// `moves`: memory may be moved, so that it is looked at where it may go.
-    pub(super) fn start(root: PathBuf, moves: bool) -> io::Result<Self> {
-        let (orders, received) = mpsc::channel();
+    pub(super) fn start(workers: &Workers, root: PathBuf, moves: bool) -> io::Result<Self> {
         let known = Arc::new(Mutex::new(Known::default()));
         let mut task = Task { root, moves, known: Arc::clone(&known), vms: HashMap::new() };
-        let thread = spawn_worker("pages", move || task.run(&received))?;
-        Ok(Self { orders: Some(orders), thread: Some(thread), known })
+        let worker = workers.start("pages", move |orders| task.run(&orders))?;
+        Ok(Self { worker, known })
     }
 
     /// Counts the pages of this process of a VM, now and every now and then.
@@ -74,20 +71,8 @@ impl PageReader {
     }
 
     fn order(&self, order: Order) {
-        if let Some(orders) = &self.orders {
-            // Fails only after the thread's end.
-            let _ = orders.send(order);
-        }
-    }
-}
-
-impl Drop for PageReader {
-    fn drop(&mut self) {
-        drop(self.orders.take());
-        if let Some(thread) = self.thread.take() {
-            // Fails only if the thread panicked, and the panic has been reported.
-            let _ = thread.join();
-        }
+        // Fails only if the thread has panicked, which ends vnumad.
+        let _ = self.worker.send(order);
     }
 }
 
@@ -99,31 +84,31 @@ struct Task {
 }
 
 impl Task {
-    fn run(&mut self, orders: &mpsc::Receiver<Order>) {
+    fn run(&mut self, orders: &Jobs<Order>) {
         let mut pass_at = Instant::now() + PAUSE;
         loop {
-            let order = match self.vms.is_empty() {
-                true => orders.recv().map_err(|_| mpsc::RecvTimeoutError::Disconnected),
-                false => orders.recv_timeout(pass_at.saturating_duration_since(Instant::now())),
-            };
-            match order {
-                Ok(Order::Watch(vm, pid)) => {
+            match orders.wait((!self.vms.is_empty()).then_some(pass_at)) {
+                Next::Job(Order::Watch(vm, pid)) => {
                     if self.vms.insert(vm, pid) != Some(pid) {
                         self.read_nodes();
                         self.read(vm, pid);
                     }
                 }
-                Ok(Order::Unwatch(vm)) => {
+                Next::Job(Order::Unwatch(vm)) => {
                     self.vms.remove(&vm);
                     self.note(|known| drop(known.vms.remove(&vm)));
                 }
-                Err(mpsc::RecvTimeoutError::Timeout) => {
+                Next::Nothing => {
                     let begun = Instant::now();
                     self.read_nodes();
-                    self.vms.iter().for_each(|(vm, pid)| self.read(*vm, *pid));
+                    for (vm, pid) in &self.vms {
+                        self.read(*vm, *pid);
+                        // Together they may take long.
+                        orders.heartbeat().beat();
+                    }
                     pass_at = Instant::now() + PAUSE.max(begun.elapsed() * PART);
                 }
-                Err(mpsc::RecvTimeoutError::Disconnected) => return,
+                Next::End => return,
             }
         }
     }

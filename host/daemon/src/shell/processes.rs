@@ -12,8 +12,7 @@ use std::{
     collections::BTreeMap,
     io,
     os::fd::{AsFd, OwnedFd},
-    sync::{Arc, mpsc},
-    thread::JoinHandle,
+    sync::Arc,
     time::{Duration, Instant},
 };
 use tracing::{info, warn};
@@ -24,9 +23,10 @@ use vnuma_observe::{
     tasks::{Call, Doing, TaskLook, TaskReader},
 };
 use vnuma_process::{
+    Jobs, Next, Worker, Workers,
     main_loop::{self, Place},
     procfs::KeptFile,
-    spawn_worker, stopped_by_stat,
+    stopped_by_stat,
 };
 
 /// Least time between two probes of VMs whose main loops look idle, as a part of the time after which one is due: each wakes
@@ -130,20 +130,17 @@ impl MainLoop {
 /// A thread that checks processes.
 #[derive(Debug)]
 pub(super) struct Processes {
-    orders: Option<mpsc::Sender<Order>>,
-    thread: Option<JoinHandle<()>>,
+    worker: Worker<Order>,
 }
 
 impl Processes {
-    pub(super) fn start(config: &Config, inbox: Arc<Inbox>) -> io::Result<Self> {
-        let (orders, received) = mpsc::channel();
+    pub(super) fn start(workers: &Workers, config: &Config, inbox: Arc<Inbox>) -> io::Result<Self> {
         let (intervals, prefer) = (config.intervals, config.location);
-        let task = move || {
+        let worker = workers.start("processes", move |orders| {
             let looker = Looker::new(prefer);
-            run(&received, (intervals.process, intervals.probe), looker, &inbox);
-        };
-        let thread = spawn_worker("processes", task)?;
-        Ok(Self { orders: Some(orders), thread: Some(thread) })
+            run(&orders, (intervals.process, intervals.probe), looker, &inbox);
+        })?;
+        Ok(Self { worker })
     }
 
     /// Checks a VM's process from now on, and no other of that VM.
@@ -157,53 +154,31 @@ impl Processes {
     }
 
     fn send(&self, order: Order) {
-        if let Some(orders) = &self.orders {
-            // Fails only while vnumad stops.
-            let _ = orders.send(order);
-        }
+        // Fails only if the thread has panicked, which ends vnumad.
+        let _ = self.worker.send(order);
     }
 }
 
-impl Drop for Processes {
-    fn drop(&mut self) {
-        drop(self.orders.take());
-        if let Some(thread) = self.thread.take() {
-            // Fails only if the thread panicked, and the panic has been reported.
-            let _ = thread.join();
-        }
-    }
-}
-
-fn run(
-    orders: &mpsc::Receiver<Order>,
-    (every, probe): (Duration, Duration),
-    mut looker: Looker,
-    inbox: &Inbox,
-) {
+fn run(orders: &Jobs<Order>, (every, probe): (Duration, Duration), mut looker: Looker, inbox: &Inbox) {
     let mut watched: BTreeMap<VmId, Watched> = BTreeMap::new();
     let mut look_at = Instant::now() + every;
     let mut ask_at = Instant::now();
     loop {
-        let order = if watched.is_empty() {
-            orders.recv().map_err(|_| mpsc::RecvTimeoutError::Disconnected)
-        } else {
-            orders.recv_timeout(look_at.saturating_duration_since(Instant::now()))
-        };
-        match order {
-            Ok(Order::Watch(vm, pid, pidfd, probed)) => {
+        match orders.wait((!watched.is_empty()).then_some(look_at)) {
+            Next::Job(Order::Watch(vm, pid, pidfd, probed)) => {
                 let mut new = Watched { probed, ..Watched::new(pid, pidfd) };
                 if !looker.look(&mut [(vm, &mut new)], inbox, false) {
                     return;
                 }
                 watched.insert(vm, new);
             }
-            Ok(Order::Unwatch(vm, pid)) => {
+            Next::Job(Order::Unwatch(vm, pid)) => {
                 if watched.get(&vm).is_some_and(|known| known.pid == pid) {
                     watched.remove(&vm);
                 }
             }
-            Err(mpsc::RecvTimeoutError::Disconnected) => return,
-            Err(mpsc::RecvTimeoutError::Timeout) => {}
+            Next::End => return,
+            Next::Nothing => {}
         }
         if look_at <= Instant::now() {
             look_at = Instant::now() + every;

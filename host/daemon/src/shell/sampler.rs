@@ -15,8 +15,7 @@ use std::{
     io,
     os::fd::{AsFd, OwnedFd},
     path::PathBuf,
-    sync::{Arc, Mutex, PoisonError, mpsc},
-    thread::JoinHandle,
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 use tracing::{info, warn};
@@ -31,7 +30,7 @@ use vnuma_policy::{
     scheduling::CpuSample,
     world::{Counted, HostReading, VcpuReading, VmId, VmReading},
 };
-use vnuma_process::{on_thread, procfs, spawn_worker};
+use vnuma_process::{Jobs, Next, Worker, Workers, on_thread, procfs};
 
 /// Periods after which counters that could not be opened are tried again.
 const TRY_AGAIN: u32 = 10;
@@ -67,27 +66,27 @@ pub(super) struct Wanted {
 /// A thread that reads once a period.
 #[derive(Debug)]
 pub(super) struct Sampler {
-    orders: Option<mpsc::Sender<Order>>,
-    thread: Option<JoinHandle<()>>,
+    worker: Worker<Order>,
     health: Arc<Mutex<api::Counters>>,
 }
 
 impl Sampler {
     pub(super) fn start(
+        workers: &Workers,
         (root, prefer): (PathBuf, Prefer),
         wanted: Wanted,
         host: &HostTopology,
         inbox: Arc<Inbox>,
     ) -> io::Result<Self> {
-        let (orders, received) = mpsc::channel();
         let health = Arc::new(Mutex::new(api::Counters::default()));
         let pmu = Perf { root: root.clone() };
-        let mut task = Task::new(pmu, (root, prefer), wanted, host, (Arc::clone(&health), inbox));
-        let thread = spawn_worker("sampler", move || {
+        let mut task =
+            Task::new(workers.clone(), pmu, (root, prefer), wanted, host, (Arc::clone(&health), inbox));
+        let worker = workers.start("sampler", move |orders| {
             task.detect();
-            task.run(wanted.period, &received);
+            task.run(wanted.period, &orders);
         })?;
-        Ok(Self { orders: Some(orders), thread: Some(thread), health })
+        Ok(Self { worker, health })
     }
 
     /// Counts these threads of a VM from now on, and no others of it.
@@ -106,20 +105,8 @@ impl Sampler {
     }
 
     fn order(&self, order: Order) {
-        if let Some(orders) = &self.orders {
-            // Fails only while vnumad stops.
-            let _ = orders.send(order);
-        }
-    }
-}
-
-impl Drop for Sampler {
-    fn drop(&mut self) {
-        drop(self.orders.take());
-        if let Some(thread) = self.thread.take() {
-            // Fails only if the thread panicked, and the panic has been reported.
-            let _ = thread.join();
-        }
+        // Fails only if the thread has panicked, which ends vnumad.
+        let _ = self.worker.send(order);
     }
 }
 
@@ -165,6 +152,8 @@ impl<C> Vm<C> {
 }
 
 struct Task<P: Pmu> {
+    /// Those of the host, one of which it may start.
+    workers: Workers,
     pmu: P,
     root: PathBuf,
     inbox: Arc<Inbox>,
@@ -190,6 +179,7 @@ struct Task<P: Pmu> {
 
 impl<P: Pmu> Task<P> {
     fn new(
+        workers: Workers,
         pmu: P,
         (root, prefer): (PathBuf, Prefer),
         wanted: Wanted,
@@ -197,6 +187,7 @@ impl<P: Pmu> Task<P> {
         (health, inbox): (Arc<Mutex<api::Counters>>, Arc<Inbox>),
     ) -> Self {
         Self {
+            workers,
             pmu,
             host: Arc::new(host.clone()),
             layout: None,
@@ -216,31 +207,27 @@ impl<P: Pmu> Task<P> {
         }
     }
 
-    fn run(&mut self, period: Duration, orders: &mpsc::Receiver<Order>) {
+    fn run(&mut self, period: Duration, orders: &Jobs<Order>) {
         let mut read_at = Instant::now();
         loop {
-            let order = match self.vms.is_empty() {
-                // No policy, no cost.
-                true => orders.recv().map_err(|_| mpsc::RecvTimeoutError::Disconnected),
-                false => orders.recv_timeout(read_at.saturating_duration_since(Instant::now())),
-            };
-            match order {
-                Ok(Order::Count(targets)) => {
+            // No policy, no cost.
+            match orders.wait((!self.vms.is_empty()).then_some(read_at)) {
+                Next::Job(Order::Count(targets)) => {
                     if self.vms.is_empty() {
                         // A shorter period says too little.
                         read_at = Instant::now() + period;
                     }
                     self.count(targets);
                 }
-                Ok(Order::Host(host)) => (self.host, self.layout) = (host, None),
-                Err(mpsc::RecvTimeoutError::Timeout) => {
+                Next::Job(Order::Host(host)) => (self.host, self.layout) = (host, None),
+                Next::Nothing => {
                     // One that is late is not made up for.
                     read_at = (read_at + period).max(Instant::now() + period / 2);
                     if !self.read() {
                         return;
                     }
                 }
-                Err(mpsc::RecvTimeoutError::Disconnected) => return,
+                Next::End => return,
             }
         }
     }
@@ -285,7 +272,8 @@ impl<P: Pmu> Task<P> {
             return;
         }
         // Without it accesses are attributed to nodes less well, or not at all; the policies see that as a gap.
-        self.pages = wanted.then(|| PageReader::start(self.root.clone(), self.wanted.memory).ok()).flatten();
+        let start = || PageReader::start(&self.workers, self.root.clone(), self.wanted.memory).ok();
+        self.pages = wanted.then(start).flatten();
         if let Some(pages) = &self.pages {
             self.vms.iter().for_each(|(&vm, counted)| pages.watch(vm, counted.pid));
         }

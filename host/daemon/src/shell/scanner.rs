@@ -8,17 +8,17 @@ use super::{
 use crate::core::event::{Candidate, Event};
 use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
-    sys::eventfd::{EfdFlags, EventFd},
+    sys::eventfd::EventFd,
 };
 use std::{
     io,
     os::fd::AsFd,
-    sync::{Arc, Mutex, PoisonError, mpsc},
-    thread::{self, JoinHandle},
+    sync::{Arc, Mutex, PoisonError},
+    thread,
     time::{Duration, Instant},
 };
 use vnuma_hypervisor::{Source, VmBackend, VmCandidate};
-use vnuma_process::spawn_worker;
+use vnuma_process::{Jobs, Next, Worker, Workers};
 
 /// Changes within this time are handled together.
 const GATHER: Duration = Duration::from_millis(20);
@@ -26,29 +26,27 @@ const GATHER: Duration = Duration::from_millis(20);
 /// A thread that lists VMs.
 #[derive(Debug)]
 pub(super) struct Scanner {
-    forget: mpsc::Sender<i32>,
-    wake: Arc<EventFd>,
+    /// Processes that have ended.
+    worker: Worker<i32>,
     /// As the last scan has left them.
     sources: Arc<Mutex<Vec<Source>>>,
-    thread: Option<JoinHandle<()>>,
 }
 
 impl Scanner {
     /// Lists at once, after changes, and every `interval` in case one was missed.
     pub(super) fn start(
+        workers: &Workers,
         backend: Box<dyn VmBackend>,
         records: Records,
         interval: Duration,
         inbox: Arc<Inbox>,
     ) -> io::Result<Self> {
-        let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
-        let wake = Arc::new(EventFd::from_value_and_flags(0, flags)?);
-        let (forget, forgotten) = mpsc::channel();
         let sources = Arc::new(Mutex::new(backend.sources()));
-        let task =
-            Task { backend, records, forgotten, wake: Arc::clone(&wake), sources: Arc::clone(&sources) };
-        let thread = spawn_worker("scanner", move || task.run(interval, &inbox))?;
-        Ok(Self { forget, wake, sources, thread: Some(thread) })
+        let shown = Arc::clone(&sources);
+        let worker = workers.start_polling("scanner", move |ended, wake| {
+            Task { backend, records, ended, wake, sources }.run(interval, &inbox);
+        })?;
+        Ok(Self { worker, sources: shown })
     }
 
     /// What was asked for VMs, and how that went.
@@ -58,28 +56,15 @@ impl Scanner {
 
     /// The process with this PID has ended.
     pub(super) fn forget_record(&self, pid: i32) {
-        if self.forget.send(pid).is_ok() {
-            let _ = self.wake.write(1);
-        }
-    }
-}
-
-impl Drop for Scanner {
-    fn drop(&mut self) {
-        let (closed, _) = mpsc::channel();
-        drop(std::mem::replace(&mut self.forget, closed));
-        let _ = self.wake.write(1);
-        if let Some(thread) = self.thread.take() {
-            // Fails only if the thread panicked, and the panic has been reported.
-            let _ = thread.join();
-        }
+        // Fails only if the thread has panicked, which ends vnumad.
+        let _ = self.worker.send(pid);
     }
 }
 
 struct Task {
     backend: Box<dyn VmBackend>,
     records: Records,
-    forgotten: mpsc::Receiver<i32>,
+    ended: Jobs<i32>,
     wake: Arc<EventFd>,
     sources: Arc<Mutex<Vec<Source>>>,
 }
@@ -90,10 +75,10 @@ impl Task {
         let mut scan_at = Instant::now();
         loop {
             loop {
-                match self.forgotten.try_recv() {
-                    Ok(pid) => self.records.remove(pid),
-                    Err(mpsc::TryRecvError::Empty) => break,
-                    Err(mpsc::TryRecvError::Disconnected) => return,
+                match self.ended.try_next() {
+                    Next::Job(pid) => self.records.remove(pid),
+                    Next::Nothing => break,
+                    Next::End => return,
                 }
             }
             if scan_at <= Instant::now() {
@@ -116,7 +101,7 @@ impl Task {
         let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
         let mut fds = vec![PollFd::new(self.wake.as_fd(), PollFlags::POLLIN)];
         fds.extend(self.backend.changes().map(|changes| PollFd::new(changes, PollFlags::POLLIN)));
-        if poll(&mut fds, timeout).is_err() {
+        if self.ended.heartbeat().rest(|| poll(&mut fds, timeout)).is_err() {
             return false;
         }
         let _ = self.wake.read();

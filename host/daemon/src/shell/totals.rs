@@ -19,6 +19,8 @@ pub(crate) struct Totals {
     pub(crate) vms: BTreeMap<String, VmTotals>,
     /// Migrations, by what came of them.
     pub(crate) migrations: BTreeMap<&'static str, u64>,
+    /// Threads of vnumad that have panicked.
+    pub(crate) thread_panics: u64,
 }
 
 /// Sums of a VM.

@@ -26,20 +26,21 @@ use crate::core::{
 use nix::{
     errno::Errno,
     poll::{PollFd, PollFlags, PollTimeout, poll},
-    sys::eventfd::{EfdFlags, EventFd},
+    sys::eventfd::EventFd,
 };
 use std::{
     io,
     os::fd::{AsFd, OwnedFd},
     path::Path,
-    sync::{Arc, mpsc},
+    sync::Arc,
+    thread,
     time::{Duration, Instant},
 };
 use vnuma_channel::Channel;
 use vnuma_hypervisor::{PinError, VmBackend, VmConnection, VmError, VmEvent, VmHandle, roll_back};
-use vnuma_model::GuestNodeId;
+use vnuma_model::{Backoff, GuestNodeId};
 use vnuma_policy::world::ConnectionId;
-use vnuma_process::{copy_affinity, main_loop, spawn_worker, stopped};
+use vnuma_process::{self as process, Jobs, Next, Workers, copy_affinity, main_loop, stopped};
 
 /// Least time between two descriptions of a VM, which cost QEMU and the kernel time. Requests in between share the next.
 const DESCRIBE_PAUSE: Duration = Duration::from_millis(200);
@@ -50,8 +51,7 @@ const PROMPT: Duration = Duration::from_millis(450);
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Time between two attempts to make a silent VM answer: first and longest. The VM may also answer by itself.
-const FIRST_ATTEMPT: Duration = Duration::from_secs(2);
-const LAST_ATTEMPT: Duration = Duration::from_secs(10);
+const ATTEMPTS: Backoff = Backoff::of(Duration::from_secs(2), Duration::from_secs(10));
 
 /// A connection breaks shortly before the process's end is seen.
 const END_LIMIT: Duration = Duration::from_millis(500);
@@ -62,13 +62,13 @@ const EVENTS_A_ROUND: usize = 64;
 /// The handle of a worker. Its thread ends when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Worker {
-    asks: mpsc::Sender<Job>,
-    wake: Arc<EventFd>,
+    jobs: process::Worker<Job>,
 }
 
 impl Worker {
     /// Starts a thread that connects to what is behind `handle` and reports to `inbox`.
     pub(crate) fn start(
+        workers: &Workers,
         connection: ConnectionId,
         (handle, name): (VmHandle, String),
         backend: Box<dyn VmBackend>,
@@ -76,78 +76,66 @@ impl Worker {
         reader: Reader,
         inbox: Arc<Inbox>,
     ) -> io::Result<Self> {
-        let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
-        let wake = Arc::new(EventFd::from_value_and_flags(0, flags)?);
-        let (asks, receiver) = mpsc::channel();
-        let task = Task {
-            id: connection,
-            asks: receiver,
-            wake: Arc::clone(&wake),
-            inbox,
-            handle,
-            name,
-            records,
-            reader,
-            probe_wanted: false,
-            describe_wanted: false,
-            describe_from: Instant::now(),
+        let work = move |jobs, wake| {
+            // Dropped last, when the connection is closed.
+            let _lost = LostByPanic { id: connection, vm: handle.to_string(), inbox: Arc::clone(&inbox) };
+            let task = Task {
+                id: connection,
+                jobs,
+                wake,
+                inbox,
+                handle,
+                name,
+                records,
+                reader,
+                probe_wanted: false,
+                describe_wanted: false,
+                describe_from: Instant::now(),
+            };
+            task.run(&*backend);
         };
-        spawn_worker(&format!("vm-{connection}"), move || task.run(&*backend))?;
-        Ok(Self { asks, wake })
+        // Nobody waits for it, as it may wait for a QEMU.
+        let jobs = workers.start_polling(&format!("vm-{connection}"), work)?.detached();
+        Ok(Self { jobs })
     }
 
     /// Queues a command. A worker whose thread has ended has reported why.
     pub(crate) fn ask(&self, ask: Ask) {
-        if self.asks.send(Job::Ask(ask)).is_ok() {
-            // Fails only if the counter is full, and a full counter wakes the thread, too.
-            let _ = self.wake.write(1);
-        }
+        let _ = self.jobs.send(Job::Ask(ask));
     }
 
     /// Queues the order to migrate.
     pub(crate) fn migrate(&self, destination: String, post_copy: bool) {
-        if self.asks.send(Job::Migrate(destination, post_copy)).is_ok() {
-            // As above.
-            let _ = self.wake.write(1);
-        }
+        let _ = self.jobs.send(Job::Migrate(destination, post_copy));
     }
 
     /// Queues the order to size a memory device.
     pub(crate) fn resize(&self, node: GuestNodeId, device: String, bytes: u64) {
-        if self.asks.send(Job::Resize(node, device, bytes)).is_ok() {
-            // As above.
-            let _ = self.wake.write(1);
-        }
+        let _ = self.jobs.send(Job::Resize(node, device, bytes));
     }
 
     /// Queues pins of policies. Those that cannot be queued, as the thread has ended, are given back.
     pub(crate) fn pin_all(&self, pins: Pins) -> Result<(), Pins> {
-        match self.asks.send(Job::PinAll(pins)) {
-            Ok(()) => drop(self.wake.write(1)),
-            Err(mpsc::SendError(Job::PinAll(pins))) => return Err(pins),
-            Err(_) => {}
+        match self.jobs.send(Job::PinAll(pins)) {
+            Err(Job::PinAll(pins)) => Err(pins),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     /// Queues the order to give pins of policies back. One that cannot be queued is given back itself.
     pub(crate) fn unpin(&self, unpin: Unpin) -> Result<(), Unpin> {
-        match self.asks.send(Job::Unpin(unpin)) {
-            Ok(()) => drop(self.wake.write(1)),
-            Err(mpsc::SendError(Job::Unpin(unpin))) => return Err(unpin),
-            Err(_) => {}
+        match self.jobs.send(Job::Unpin(unpin)) {
+            Err(Job::Unpin(unpin)) => Err(unpin),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     /// Queues a move. One that cannot be queued, as the thread has ended, is given back.
     pub(crate) fn pin(&self, pin: Pin) -> Result<(), Pin> {
-        match self.asks.send(Job::Pin(pin)) {
-            Ok(()) => drop(self.wake.write(1)),
-            Err(mpsc::SendError(Job::Pin(pin))) => return Err(pin),
-            Err(_) => {}
+        match self.jobs.send(Job::Pin(pin)) {
+            Err(Job::Pin(pin)) => Err(pin),
+            _ => Ok(()),
         }
-        Ok(())
     }
 }
 
@@ -164,20 +152,30 @@ enum Job {
     Resize(GuestNodeId, String, u64),
 }
 
-impl Drop for Worker {
+/// Reports a thread that panics as a lost connection. The core makes another one, so that the fault of one VM's thread, which works
+/// with what that VM's QEMU says, ends no other VM's and not vnumad.
+struct LostByPanic {
+    id: ConnectionId,
+    vm: String,
+    inbox: Arc<Inbox>,
+}
+
+impl Drop for LostByPanic {
     fn drop(&mut self) {
-        // The sender is dropped before the wake-up, so that the thread sees the end.
-        let (closed, _) = mpsc::channel();
-        drop(std::mem::replace(&mut self.asks, closed));
-        // Fails only if the counter is full, and a full counter wakes the thread, too.
-        let _ = self.wake.write(1);
+        if thread::panicking() {
+            let (vm, command) = (self.vm.clone(), "working for it".to_owned());
+            let source = io::Error::other("the thread of its connection panicked");
+            let lost = CoreReport::Lost(VmError::Io { vm, command, source });
+            // Fails only while vnumad stops.
+            let _ = self.inbox.send(Message::Worker(self.id, Report::Plain(lost)));
+        }
     }
 }
 
 /// What the thread works with.
 struct Task {
     id: ConnectionId,
-    asks: mpsc::Receiver<Job>,
+    jobs: Jobs<Job>,
     wake: Arc<EventFd>,
     inbox: Arc<Inbox>,
     handle: VmHandle,
@@ -286,9 +284,9 @@ impl Task {
         let (pid, words) = (connection.pid(), error.to_string());
         let (problem, observed) = (explain(&error, pid), connection.observe_vcpus());
         self.report(Report::Silent { problem, pid, pidfd: self.pidfd(connection)?, observed })?;
-        let mut pause = FIRST_ATTEMPT;
+        let mut attempts = ATTEMPTS;
         loop {
-            let until = Instant::now() + pause;
+            let until = Instant::now() + attempts.duration();
             while Instant::now() < until {
                 self.refuse_commands(connection, &words)?;
                 let mut wait = [
@@ -296,7 +294,7 @@ impl Task {
                     PollFd::new(connection.event_fd(), PollFlags::POLLIN),
                     PollFd::new(connection.pidfd(), PollFlags::POLLIN),
                 ];
-                wait_for(&mut wait, connection.pid(), timeout_at(until))?;
+                self.wait(&mut wait, connection.pid(), timeout_at(until))?;
                 if wait[2].any().unwrap_or(true) {
                     return Err(Stop::Ended);
                 }
@@ -310,7 +308,6 @@ impl Task {
             if matches!(stopped(pid), Ok(None)) {
                 return Ok(());
             }
-            pause = (pause * 2).min(LAST_ATTEMPT);
         }
     }
 
@@ -318,34 +315,34 @@ impl Task {
     fn refuse_commands(&mut self, connection: &dyn VmConnection, why: &str) -> Result<(), Stop> {
         loop {
             let silent = || VmError::Silent { vm: self.name.clone(), why: why.to_owned() };
-            let report = match self.asks.try_recv() {
+            let report = match self.jobs.try_next() {
                 // The VM is described as soon as it answers.
-                Ok(Job::Ask(Ask::Describe | Ask::Probe)) => continue,
-                Ok(Job::Ask(Ask::Attach(_))) => Report::Attached(Err(silent().into())),
-                Ok(Job::Ask(Ask::Detach)) => Report::Plain(CoreReport::Detached(Err(silent()))),
-                Ok(Job::Ask(Ask::Replug(..))) => Report::Plain(CoreReport::Replugged(Err(silent()))),
-                Ok(Job::Ask(Ask::Mark(_))) => Report::Plain(CoreReport::Marked(Err(silent()))),
-                Ok(Job::Ask(Ask::LookAtMigration | Ask::SwitchMigration | Ask::CancelMigration)) => {
+                Next::Job(Job::Ask(Ask::Describe | Ask::Probe)) => continue,
+                Next::Job(Job::Ask(Ask::Attach(_))) => Report::Attached(Err(silent().into())),
+                Next::Job(Job::Ask(Ask::Detach)) => Report::Plain(CoreReport::Detached(Err(silent()))),
+                Next::Job(Job::Ask(Ask::Replug(..))) => Report::Plain(CoreReport::Replugged(Err(silent()))),
+                Next::Job(Job::Ask(Ask::Mark(_))) => Report::Plain(CoreReport::Marked(Err(silent()))),
+                Next::Job(Job::Ask(Ask::LookAtMigration | Ask::SwitchMigration | Ask::CancelMigration)) => {
                     Report::Plain(CoreReport::Migration(Err(silent())))
                 }
-                Ok(Job::Resize(node, ..)) => Report::Plain(CoreReport::Resized(node, Err(silent()))),
-                Ok(Job::Migrate(..)) => Report::Plain(CoreReport::MigrationBegun(Err(silent()))),
+                Next::Job(Job::Resize(node, ..)) => Report::Plain(CoreReport::Resized(node, Err(silent()))),
+                Next::Job(Job::Migrate(..)) => Report::Plain(CoreReport::MigrationBegun(Err(silent()))),
                 // This needs no answer from the VM.
-                Ok(Job::Ask(Ask::Recover(epoch))) => self.recover(connection, epoch),
-                Ok(Job::Pin(pin)) => {
+                Next::Job(Job::Ask(Ask::Recover(epoch))) => self.recover(connection, epoch),
+                Next::Job(Job::Pin(pin)) => {
                     pin.failed(&silent());
                     continue;
                 }
-                Ok(Job::PinAll(pins)) => {
+                Next::Job(Job::PinAll(pins)) => {
                     pins.failed(&silent());
                     continue;
                 }
-                Ok(Job::Unpin(unpin)) => {
+                Next::Job(Job::Unpin(unpin)) => {
                     unpin.answer(Err(silent().to_string()));
                     continue;
                 }
-                Err(mpsc::TryRecvError::Empty) => return Ok(()),
-                Err(mpsc::TryRecvError::Disconnected) => return Err(Stop::Unwanted),
+                Next::Nothing => return Ok(()),
+                Next::End => return Err(Stop::Unwanted),
             };
             self.report(report)?;
         }
@@ -367,21 +364,21 @@ impl Task {
     fn round(&mut self, connection: &mut dyn VmConnection) -> Result<(), Stop> {
         self.events(connection)?;
         loop {
-            match self.asks.try_recv() {
-                Ok(Job::Ask(ask)) => self.execute(connection, ask)?,
-                Ok(Job::Pin(pin)) => self.pin(connection, pin)?,
-                Ok(Job::PinAll(pins)) => self.pin_all(connection, pins)?,
-                Ok(Job::Unpin(unpin)) => self.unpin(connection, unpin)?,
-                Ok(Job::Migrate(destination, post_copy)) => {
+            match self.jobs.try_next() {
+                Next::Job(Job::Ask(ask)) => self.execute(connection, ask)?,
+                Next::Job(Job::Pin(pin)) => self.pin(connection, pin)?,
+                Next::Job(Job::PinAll(pins)) => self.pin_all(connection, pins)?,
+                Next::Job(Job::Unpin(unpin)) => self.unpin(connection, unpin)?,
+                Next::Job(Job::Migrate(destination, post_copy)) => {
                     let outcome = connection.migrate(&destination, post_copy);
                     self.conclude_with(connection, outcome, CoreReport::MigrationBegun)?;
                 }
-                Ok(Job::Resize(node, device, bytes)) => {
+                Next::Job(Job::Resize(node, device, bytes)) => {
                     let outcome = connection.request_memory(&device, bytes);
                     self.conclude_with(connection, outcome, |outcome| CoreReport::Resized(node, outcome))?;
                 }
-                Err(mpsc::TryRecvError::Empty) => break,
-                Err(mpsc::TryRecvError::Disconnected) => return Err(Stop::Unwanted),
+                Next::Nothing => break,
+                Next::End => return Err(Stop::Unwanted),
             }
         }
         self.events(connection)?;
@@ -394,13 +391,23 @@ impl Task {
             PollFd::new(connection.event_fd(), PollFlags::POLLIN),
             PollFd::new(connection.pidfd(), PollFlags::POLLIN),
         ];
-        wait_for(&mut wait, connection.pid(), self.patience(all_taken))?;
+        self.wait(&mut wait, connection.pid(), self.patience(all_taken))?;
         if wait[2].any().unwrap_or(true) {
             return Err(Stop::Ended);
         }
         // Empty when something else woke this thread.
         let _ = self.wake.read();
         Ok(())
+    }
+
+    fn wait(&self, wait: &mut [PollFd<'_>], pid: i32, timeout: PollTimeout) -> Result<(), Stop> {
+        match self.jobs.heartbeat().rest(|| poll(wait, timeout)) {
+            Ok(_) | Err(Errno::EINTR) => Ok(()),
+            Err(error) => {
+                let (vm, command) = (format!("VM of process {pid}"), "poll".to_owned());
+                Err(Stop::Lost(VmError::Io { vm, command, source: error.into() }))
+            }
+        }
     }
 
     /// How long to wait without an event.
@@ -542,8 +549,8 @@ impl Task {
     }
 
     /// vnumad stops, and takes no messages any more. Until it drops the handle, pins are given back.
-    fn part(&self, connection: &mut dyn VmConnection) {
-        for job in &self.asks {
+    fn part(mut self, connection: &mut dyn VmConnection) {
+        while let Some(job) = self.jobs.next() {
             if let Job::Unpin(unpin) = job
                 && self.unpin(connection, unpin).is_err()
             {
@@ -702,12 +709,23 @@ fn timeout_at(time: Instant) -> PollTimeout {
     PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
 }
 
-fn wait_for(wait: &mut [PollFd<'_>], pid: i32, timeout: PollTimeout) -> Result<(), Stop> {
-    match poll(wait, timeout) {
-        Ok(_) | Err(Errno::EINTR) => Ok(()),
-        Err(error) => {
-            let (vm, command) = (format!("VM of process {pid}"), "poll".to_owned());
-            Err(Stop::Lost(VmError::Io { vm, command, source: error.into() }))
-        }
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_that_panics_loses_its_connection() {
+        let (inbox, workers) = (Arc::new(Inbox::new().expect("an inbox")), Workers::default());
+        let (vm, theirs) = ("vm".to_owned(), Arc::clone(&inbox));
+        let worker = workers.start("vm-7", move |_: Jobs<()>| {
+            let _lost = LostByPanic { id: 7, vm, inbox: theirs };
+            panic!("a test wants it so");
+        });
+        drop(worker.expect("started"));
+        let turn = inbox.take(Instant::now() + Duration::from_secs(60), &[]).expect("open");
+        let lost = |message: &Message| {
+            matches!(message, Message::Worker(7, Report::Plain(CoreReport::Lost(VmError::Io { .. }))))
+        };
+        assert!(turn.messages.iter().all(lost) && turn.messages.len() == 1, "{:?}", turn.messages);
     }
 }

@@ -20,7 +20,19 @@ fn daemon(source: &str) -> Daemon {
         libvirt: Vec::new(),
         watchers: 0,
         watchers_dropped: 0,
+        silent_threads: Vec::new(),
     }
+}
+
+#[test]
+fn threads_of_vnumad_that_make_no_progress_are_named() {
+    let check = |silent_threads| {
+        let checks = examine(&Daemon { silent_threads, ..daemon("bpf") }, &HostTopology::default(), &[]);
+        (checks.iter().any(|check| check.check == "threads"), text(&checks))
+    };
+    assert!(!check(Vec::new()).0, "all is well");
+    let (_, shown) = check(vec!["mover".into(), "vm-3".into()]);
+    assert!(shown.contains("mover, vm-3"), "{shown}");
 }
 
 fn scheduler(why_not: Option<&str>) -> PlaceSetting {

@@ -24,8 +24,7 @@ use std::{
     io,
     os::fd::OwnedFd,
     path::PathBuf,
-    sync::{Arc, mpsc},
-    thread::JoinHandle,
+    sync::Arc,
     time::{Duration, Instant},
 };
 use tracing::{info, warn};
@@ -34,7 +33,7 @@ use vnuma_policy::{
     scheduling::memory::MoveMemory,
     world::{MemoryMoved, VmId},
 };
-use vnuma_process::{prefer_this_thread, spawn_worker};
+use vnuma_process::{Jobs, Next, Worker, Workers, prefer_this_thread};
 
 /// After a batch, a pause of so many times as long.
 const PAUSE: u32 = 3;
@@ -53,17 +52,14 @@ enum Order {
 /// The thread. When it is dropped, jobs end after their batch.
 #[derive(Debug)]
 pub(super) struct MemoryMover {
-    orders: Option<mpsc::Sender<Order>>,
-    thread: Option<JoinHandle<()>>,
+    worker: Worker<Order>,
 }
 
 impl MemoryMover {
-    pub(super) fn start(root: PathBuf, inbox: Arc<Inbox>) -> io::Result<Self> {
-        let (orders, received) = mpsc::channel();
+    pub(super) fn start(workers: &Workers, root: PathBuf, inbox: Arc<Inbox>) -> io::Result<Self> {
         let (jobs, places, timer) = (VecDeque::new(), HashMap::new(), OnceCell::new());
         let mut task = Task { root, inbox, jobs, places, timer };
-        let thread = spawn_worker("memory", move || task.run(&received))?;
-        Ok(Self { orders: Some(orders), thread: Some(thread) })
+        Ok(Self { worker: workers.start("memory", move |orders| task.run(&orders))? })
     }
 
     /// Moves memory of this process of a VM; [`Event::MemoryMoved`] follows, now and then and at the end.
@@ -77,20 +73,8 @@ impl MemoryMover {
     }
 
     fn order(&self, order: Order) {
-        if let Some(orders) = &self.orders {
-            // Fails only while vnumad stops.
-            let _ = orders.send(order);
-        }
-    }
-}
-
-impl Drop for MemoryMover {
-    fn drop(&mut self) {
-        drop(self.orders.take());
-        if let Some(thread) = self.thread.take() {
-            // Fails only if the thread panicked, and the panic has been reported.
-            let _ = thread.join();
-        }
+        // Fails only if the thread has panicked, which ends vnumad.
+        let _ = self.worker.send(order);
     }
 }
 
@@ -106,18 +90,15 @@ struct Task {
 
 impl Task {
     /// Until the orders end.
-    fn run(&mut self, orders: &mpsc::Receiver<Order>) {
+    fn run(&mut self, orders: &Jobs<Order>) {
         let mut pause = Duration::ZERO;
         loop {
-            let order = match self.jobs.is_empty() {
-                true => orders.recv().map_err(|_| mpsc::RecvTimeoutError::Disconnected),
-                false => orders.recv_timeout(pause),
-            };
-            match order {
+            let until = (!self.jobs.is_empty()).then(|| Instant::now() + pause);
+            match orders.wait(until) {
                 // A batch that an order comes before has its whole pause.
-                Ok(order) => self.take(order),
-                Err(mpsc::RecvTimeoutError::Disconnected) => return,
-                Err(mpsc::RecvTimeoutError::Timeout) => {
+                Next::Job(order) => self.take(order),
+                Next::End => return,
+                Next::Nothing => {
                     let begun = Instant::now();
                     self.turn();
                     pause = pause_after(begun.elapsed());
@@ -312,7 +293,8 @@ mod tests {
     #[test]
     fn jobs_take_turns_and_one_that_is_stopped_says_how_far_it_has_got() {
         let inbox = Arc::new(Inbox::new().expect("an inbox"));
-        let mover = MemoryMover::start(PathBuf::from("/"), Arc::clone(&inbox)).expect("started");
+        let (workers, root) = (Workers::default(), PathBuf::from("/"));
+        let mover = MemoryMover::start(&workers, root, Arc::clone(&inbox)).expect("started");
         let _memory = memory();
         let (_, pid, pidfd) = own();
         mover.move_memory(1, pid, None, order(0, 1, 1));

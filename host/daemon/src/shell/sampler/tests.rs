@@ -1,7 +1,7 @@
 //! With a PMU that does what the test wants. The vCPU is a thread of the test.
 
 use super::*;
-use std::{collections::BTreeSet, fs};
+use std::{collections::BTreeSet, fs, sync::mpsc};
 use vnuma_counters::{CounterError, Reading, detect_by};
 use vnuma_model::{Accesses, ThreadCounts};
 use vnuma_process::open_pidfd;
@@ -106,7 +106,8 @@ impl Bench {
         let wanted = Wanted { period: Duration::from_secs(1), memory: false, samples: false };
         let shared = (Arc::default(), Arc::clone(&inbox));
         let host = HostTopology::default();
-        let task = Task::new(pmu, (PathBuf::from("/"), Prefer::Poll), wanted, &host, shared);
+        let task =
+            Task::new(Workers::default(), pmu, (PathBuf::from("/"), Prefer::Poll), wanted, &host, shared);
         Self { task, state, inbox, pid: std::process::id().cast_signed(), tid }
     }
 

@@ -1,0 +1,150 @@
+//! Sees that the shell's threads make progress.
+
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
+use tracing::{error, info};
+use vnuma_process::{Change, Workers};
+
+/// A thread of the host that works so long without a beat is silent. None has that much to do at once.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// The same for a thread of a VM: a call to a hypervisor takes up to half a minute.
+const PATIENCE_WITH_VM: Duration = Duration::from_secs(60);
+/// Between two looks.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// A thread that vnumad cannot work without has panicked.
+#[derive(Debug, thiserror::Error)]
+#[error("the thread {name} panicked: {why}")]
+pub(crate) struct ThreadPanicked {
+    name: String,
+    why: String,
+}
+
+/// All threads that work for the core's thread.
+#[derive(Debug, Default)]
+pub(super) struct Supervisor {
+    /// What each VM needs.
+    pub(super) host: Workers,
+    /// One for each connection to a hypervisor.
+    pub(super) vms: Workers,
+    silent: BTreeSet<String>,
+    panics: u64,
+    looked_at: Option<Instant>,
+}
+
+impl Supervisor {
+    /// Looks at them, if it is time, without waiting.
+    ///
+    /// A panic of a thread of the host ends vnumad, and the service manager starts it again. That is simpler than to start this thread
+    /// alone, and surer: what it knew (masks, counters, watches) is gone, and a vnumad that starts observes all of it again. A thread of a
+    /// VM that panics has reported its connection as lost, and the core makes another one.
+    pub(super) fn look(&mut self, now: Instant) -> Result<(), ThreadPanicked> {
+        if self.looked_at.is_some_and(|looked_at| now < looked_at + PAUSE) {
+            return Ok(());
+        }
+        self.looked_at = Some(now);
+        for change in self.vms.look(now, PATIENCE_WITH_VM) {
+            // Its connection is made again.
+            let _ = self.note(change);
+        }
+        self.host.look(now, PATIENCE).into_iter().try_for_each(|change| self.note(change))
+    }
+
+    /// Those that are silent now.
+    pub(super) fn silent(&self) -> Vec<String> {
+        self.silent.iter().cloned().collect()
+    }
+
+    /// How many have panicked. vnumad works on after those of VMs only.
+    pub(super) fn panics(&self) -> u64 {
+        self.panics
+    }
+
+    fn note(&mut self, change: Change) -> Result<(), ThreadPanicked> {
+        match change {
+            Change::Panicked(name, why) => {
+                error!(thread = name, why, "a thread panicked");
+                self.silent.remove(&name);
+                self.panics += 1;
+                return Err(ThreadPanicked { name, why });
+            }
+            Change::Silent(name, time) => {
+                error!(thread = name, seconds = time.as_secs(), "a thread makes no progress");
+                self.silent.insert(name);
+            }
+            Change::Beats(name) => {
+                info!(thread = name, "a thread makes progress again");
+                self.silent.remove(&name);
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+    use vnuma_process::Jobs;
+
+    /// Looks each second of a clock of its own, until the condition is true.
+    fn until(
+        supervisor: &mut Supervisor,
+        ahead: Duration,
+        done: impl Fn(&Supervisor) -> bool,
+    ) -> Option<ThreadPanicked> {
+        let end = Instant::now() + Duration::from_secs(60);
+        while Instant::now() < end {
+            supervisor.looked_at = None;
+            if let Err(panicked) = supervisor.look(Instant::now() + ahead) {
+                return Some(panicked);
+            }
+            if done(supervisor) {
+                return None;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        panic!("not within a minute: {supervisor:?}");
+    }
+
+    #[test]
+    fn a_thread_of_the_host_that_panics_ends_vnumad_and_one_of_a_vm_does_not() {
+        let mut supervisor = Supervisor::default();
+        let vm = supervisor.vms.start("vm-1", |_: Jobs<()>| panic!("a VM"));
+        assert!(until(&mut supervisor, Duration::ZERO, |supervisor| supervisor.panics == 1).is_none());
+        let host = supervisor.host.start("mover", |_: Jobs<()>| panic!("a mask"));
+        let ended = until(&mut supervisor, Duration::ZERO, |_| false).map(|panicked| panicked.to_string());
+        assert_eq!(ended.as_deref(), Some("the thread mover panicked: a mask"));
+        assert!(vm.is_ok() && host.is_ok());
+    }
+
+    #[test]
+    fn a_thread_that_hangs_is_silent_until_it_goes_on() {
+        let (mut supervisor, (go_on, held)) = (Supervisor::default(), mpsc::channel::<()>());
+        let hangs = move |jobs: Jobs<()>| {
+            let _ = held.recv();
+            jobs.for_each(drop);
+        };
+        let worker = supervisor.host.start("observer", hangs).expect("started");
+        let silent = |supervisor: &Supervisor| supervisor.silent.contains("observer");
+        assert!(until(&mut supervisor, PATIENCE, silent).is_none());
+        go_on.send(()).expect("it waits for that");
+        assert!(until(&mut supervisor, PATIENCE, |supervisor| !silent(supervisor)).is_none());
+        drop(worker);
+    }
+
+    #[test]
+    fn it_looks_once_a_second() {
+        let mut supervisor = Supervisor::default();
+        let began = Instant::now();
+        let looked = |supervisor: &mut Supervisor, after: Duration| {
+            supervisor.look(began + after).expect("nothing is wrong");
+            supervisor.looked_at.map(|at| at - began)
+        };
+        assert_eq!(looked(&mut supervisor, Duration::ZERO), Some(Duration::ZERO));
+        assert_eq!(looked(&mut supervisor, PAUSE / 2), Some(Duration::ZERO));
+        assert_eq!(looked(&mut supervisor, PAUSE), Some(PAUSE));
+    }
+}
