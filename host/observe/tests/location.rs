@@ -291,26 +291,23 @@ fn allow(cpus: &[u32]) {
 fn moves_of_a_deferred_thread_wake_nobody_and_are_taken_all_the_same() {
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
     let (a, b) = two_cpus();
-    let (send, events) = mpsc::channel();
-    let on_event = move |event| {
-        let _ = send.send(event);
-    };
     let started =
-        LocationWatcher::start_taken(&host(&[&[a], &[b]]), Prefer::Bpf, INTERVAL, on_event).unwrap();
+        LocationWatcher::start_taken(&host(&[&[a], &[b]]), Prefer::Bpf, INTERVAL, |_| panic!("polled"))
+            .unwrap();
     let (watcher, mut kernel) = (started.0, started.1.expect("the kernel's events"));
     let wanderer = Wanderer::start([a, b]);
     watcher.watch(own_pid(), wanderer.tid).unwrap();
     for waits in [true, false, true] {
         watcher.defer(wanderer.tid, waits);
-        kernel.take();
-        while events.try_recv().is_ok() {}
+        kernel.take(&mut Vec::new());
         wanderer.moves();
         let mut fds = [PollFd::new(kernel.fd(), PollFlags::POLLIN)];
         let timeout = if waits { 50_u16 } else { 30_000 };
         let woken = poll(&mut fds, PollTimeout::from(timeout)).unwrap() == 1;
         assert_eq!(woken, !waits, "deferred: {waits}");
-        kernel.take();
-        let event = events.try_recv().expect("an event");
+        let mut events = Vec::new();
+        kernel.take(&mut events);
+        let event = events.first().expect("an event");
         assert_eq!((event.tid, event.kind), (wanderer.tid, LocationKind::Migrated), "deferred: {waits}");
     }
     // It is still deferred, and its end is known at once.
@@ -318,6 +315,7 @@ fn moves_of_a_deferred_thread_wake_nobody_and_are_taken_all_the_same() {
     drop(wanderer);
     let mut fds = [PollFd::new(kernel.fd(), PollFlags::POLLIN)];
     assert_eq!(poll(&mut fds, PollTimeout::from(30_000_u16)).unwrap(), 1);
-    kernel.take();
-    assert!(events.try_iter().any(|event| event.tid == tid && event.kind == LocationKind::Exited));
+    let mut events = Vec::new();
+    kernel.take(&mut events);
+    assert!(events.iter().any(|event| event.tid == tid && event.kind == LocationKind::Exited));
 }

@@ -223,6 +223,7 @@ impl Inbox {
     }
 
     /// What has arrived by now, without waiting and without a request.
+    #[cfg(test)]
     pub(crate) fn take_messages(&self) -> Vec<Message> {
         self.batch(&mut self.lock())
     }

@@ -1,4 +1,4 @@
-//! Finds where vCPU threads run, from kernel events, which the core's thread takes, and from /proc, in a thread of its own.
+//! Finds where vCPU threads run: from kernel events, which the core's thread takes, and from /proc, in a thread of its own.
 
 use super::inbox::{Inbox, Message};
 use crate::{config::Config, core::event::Event};
@@ -86,26 +86,40 @@ impl Shared {
         read_location(&self.host(), pid, tid).ok()
     }
 
-    /// Handles a kernel event that says where a thread is. What the event does not contain is read from /proc only if it can
-    /// have changed.
-    fn after(&self, event: &LocationEvent, sees_affinity: bool) -> Option<VcpuLocation> {
-        let Thread { pid, sent } = self.thread(event.tid)?;
+    /// Where a thread is that a kernel event is about. What the event does not contain is asked for only if it can have changed, by a
+    /// system call that waits for nobody.
+    fn after(&self, event: &LocationEvent) -> After {
+        let Some(Thread { pid, sent }) = self.thread(event.tid) else { return After::Located(None) };
         let host = self.host();
-        let Some(node) = host.node_of_cpu(event.cpu) else {
-            let location = self.read(pid, event.tid)?;
-            return Some(VcpuLocation { time_ns: event.time_ns, ..location });
-        };
+        let Some(node) = host.node_of_cpu(event.cpu) else { return After::Elsewhere(pid) };
+        let sees_affinity = self.health.lock().unwrap_or_else(PoisonError::into_inner).sees_affinity;
         let pinned = match (event.kind, sent) {
             (LocationKind::Migrated, Some(sent))
                 if sees_affinity && sent.pinned.is_none_or(|pin| pin == node) =>
             {
-                sent.pinned
+                Some(sent.pinned)
             }
             // The event source has checked that this is still a thread of this process.
-            _ => read_pinned(&host, event.tid)?,
+            _ => read_pinned(&host, event.tid),
         };
         // /proc may not show the node yet: the kernel sends the event while it moves the thread.
-        Some(VcpuLocation { cpu: event.cpu, node, pinned, time_ns: event.time_ns })
+        let located = |pinned| VcpuLocation { cpu: event.cpu, node, pinned, time_ns: event.time_ns };
+        After::Located(pinned.map(located))
+    }
+
+    /// What the core is to know of a kernel event. An error: the location of this process's thread is to be read.
+    fn take(&self, event: &LocationEvent) -> Result<Event, i32> {
+        let tid = event.tid;
+        let (event, location) = match event.kind {
+            LocationKind::Exited => (Event::ThreadEnded(tid), None),
+            LocationKind::Migrated | LocationKind::AffinityChanged => match self.after(event) {
+                After::Located(location) => (Event::Located(tid, location), location),
+                After::Elsewhere(pid) => return Err(pid),
+            },
+        };
+        // Before it is sent, as in Task::report.
+        self.note_sent(tid, location);
+        Ok(event)
     }
 
     /// Notes what was sent to the core, or that sending failed.
@@ -119,6 +133,14 @@ impl Shared {
             };
         });
     }
+}
+
+/// What follows from a kernel event.
+enum After {
+    /// The thread is there; unknown, if `None`.
+    Located(Option<VcpuLocation>),
+    /// On a CPU of no known node. /proc may show another one by now, of this process.
+    Elsewhere(i32),
 }
 
 /// Reads where a thread is, from any thread.
@@ -147,6 +169,7 @@ impl Reader {
 
 enum Order {
     Watch(i32, i32),
+    Report(i32, i32),
     Unwatch(i32),
     Defer(Vec<i32>, bool),
     Look(Vec<(i32, i32)>),
@@ -161,7 +184,7 @@ pub(super) struct Locator {
 }
 
 impl Locator {
-    /// Also returns events of the kernel, which the caller takes: they become messages of the inbox.
+    /// Also returns events of the kernel, which the caller takes, and has [`Self::take`] see what they mean.
     pub(super) fn start(
         workers: &Workers,
         host: &HostTopology,
@@ -174,20 +197,16 @@ impl Locator {
             ..Shared::default()
         });
         let (theirs, messages) = (Arc::clone(&shared), Arc::clone(&inbox));
+        // By the thread that polls, where BPF cannot be used.
         let on_event = move |event: LocationEvent| {
-            let sees_affinity = theirs.health.lock().unwrap_or_else(PoisonError::into_inner).sees_affinity;
-            let tid = event.tid;
-            let (event, location) = match event.kind {
-                LocationKind::Exited => (Event::ThreadEnded(tid), None),
-                _ => {
-                    let location = theirs.after(&event, sees_affinity);
-                    (Event::Located(tid, location), location)
-                }
-            };
-            // Before, as in Task::report.
-            theirs.note_sent(tid, location);
-            if !messages.try_send(event) {
-                theirs.note_sent(tid, None);
+            let located = theirs.take(&event).unwrap_or_else(|pid| {
+                let location = theirs.read(pid, event.tid);
+                let location = location.map(|read| VcpuLocation { time_ns: event.time_ns, ..read });
+                theirs.note_sent(event.tid, location);
+                Event::Located(event.tid, location)
+            });
+            if !messages.try_send(located) {
+                theirs.note_sent(event.tid, None);
                 theirs.overflowed.fetch_add(1, Ordering::Relaxed);
             }
         };
@@ -204,6 +223,12 @@ impl Locator {
         let worker = workers.start("locator", move |orders| task.run(&orders));
         let worker = worker.map_err(|source| LocationError::Watch { act: "starting a thread", source })?;
         Ok((Self { shared, worker }, events))
+    }
+
+    /// What the core is to know of an event of the kernel now. `None`: a location is to be read, which the thread does and reports.
+    pub(super) fn take(&self, event: &LocationEvent) -> Option<Event> {
+        let taken = self.shared.take(event);
+        taken.map_err(|pid| self.order(Order::Report(pid, event.tid))).ok()
     }
 
     pub(super) fn reader(&self) -> Reader {
@@ -282,6 +307,7 @@ impl Task {
                 self.watch(pid, tid);
                 return self.report(pid, tid);
             }
+            Order::Report(pid, tid) => return self.report(pid, tid),
             Order::Unwatch(tid) => {
                 if self.shared.lock_threads(|threads| threads.remove(&tid)).is_some() {
                     self.watcher.unwatch(tid);
@@ -383,7 +409,7 @@ impl Task {
 mod tests {
     use super::*;
     use vnuma_model::{CpuId, HostNode};
-    use vnuma_observe::location::Prefer;
+    use vnuma_observe::location::{Prefer, monotonic_ns};
 
     /// A host of one node with all CPUs.
     fn host() -> HostTopology {
@@ -462,6 +488,24 @@ mod tests {
         std::thread::sleep(PAUSE);
         locator.look(vec![(pid, tid)]);
         assert_eq!(located(&inbox, COMES), 1);
+    }
+
+    #[test]
+    fn what_an_event_does_not_say_is_read_by_the_locators_own_thread() {
+        let (inbox, locator, pid, tid) = still();
+        locator.watch(pid, tid);
+        assert_eq!(located(&inbox, COMES), 1);
+        // Whatever is read now is new to the core.
+        assert!(locator.reader().read(pid, tid).is_some());
+        let event = |cpu, kind| locator.take(&LocationEvent { tid, cpu, kind, time_ns: monotonic_ns() });
+        assert!(event(9000, LocationKind::Migrated).is_none(), "the host has no such CPU");
+        assert_eq!(located(&inbox, COMES), 1);
+        let Some(Event::Located(of, Some(at))) = event(7, LocationKind::Migrated) else {
+            panic!("the event says it");
+        };
+        assert_eq!((of, at.cpu, at.node), (tid, 7, 0));
+        let ended = event(7, LocationKind::Exited);
+        assert!(matches!(ended, Some(Event::ThreadEnded(of)) if of == tid), "{ended:?}");
     }
 
     #[test]

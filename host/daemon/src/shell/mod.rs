@@ -260,9 +260,6 @@ impl Shell {
             if let Some(request) = turn.request {
                 // Moves that wake nobody are known before it is answered.
                 self.look_at_kernel(Instant::now());
-                for message in self.inbox.take_messages() {
-                    self.take_in(message);
-                }
                 self.serve(request);
             }
             if self.resync_at <= Instant::now() {
@@ -319,11 +316,16 @@ impl Shell {
 
     fn look_at_kernel(&mut self, now: Instant) {
         let rests = self.rests.kernel() > now;
-        if let Some(kernel) = self.kernel.as_mut().filter(|_| !rests) {
-            match kernel.take() {
-                Some(rest) => self.rests.took_events(now, rest),
-                // Polling has taken over.
-                None => self.kernel = None,
+        let Some(kernel) = self.kernel.as_mut().filter(|_| !rests) else { return };
+        let mut events = Vec::new();
+        match kernel.take(&mut events) {
+            Some(rest) => self.rests.took_events(now, rest),
+            // Polling has taken over.
+            None => self.kernel = None,
+        }
+        for event in events {
+            if let Some(event) = self.locator.take(&event) {
+                self.step(event);
             }
         }
     }

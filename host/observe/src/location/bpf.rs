@@ -1,6 +1,6 @@
 //! The BPF programs of `bpf/vcpu_watch.bpf.c`: loading, and taking what they report.
 
-use super::{LocationError, LocationEvent, record::parse_record, watched::Watched};
+use super::{LocationError, LocationEvent, OnEvent, record::parse_record, watched::Watched};
 use crate::bpf::{prepare, words};
 use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, RingBuffer, RingBufferBuilder};
 use nix::{
@@ -79,27 +79,27 @@ impl Programs {
         Ok(Self { links, nodes, watched, events, waiting, counts, sees_affinity })
     }
 
-    /// What they report from now on goes to `on_event`, whenever it is taken. `on_failure` is called once it cannot be taken
-    /// any more, with the reason.
+    /// What they report from now on can be taken. `on_failure` is called once it cannot be taken any more, with the reason.
     pub(super) fn start(
         self,
-        on_event: impl Fn(LocationEvent) + Send + Sync + 'static,
         on_failure: impl FnOnce(String) + Send + 'static,
     ) -> Result<(BpfSource, KernelEvents), LocationError> {
-        let take = move |record: &[u8]| {
-            match parse_record(record) {
-                Some(event) => on_event(event),
-                None => tracing::error!(?record, "cannot parse a record of the BPF program"),
+        let taken = Arc::new(Mutex::new(Vec::new()));
+        let take = |taken: &Arc<Mutex<Vec<LocationEvent>>>| {
+            let taken = Arc::clone(taken);
+            move |record: &[u8]| {
+                match parse_record(record) {
+                    Some(event) => taken.lock().unwrap_or_else(PoisonError::into_inner).push(event),
+                    None => tracing::error!(?record, "cannot parse a record of the BPF program"),
+                }
+                0
             }
-            0
         };
-        let take = Arc::new(take);
-        let again = Arc::clone(&take);
         let mut builder = RingBufferBuilder::new();
         // What waits is older, mostly.
         let ring = builder
-            .add(&self.waiting, move |record: &[u8]| again(record))
-            .and_then(|builder| builder.add(&self.events, move |record: &[u8]| take(record)))
+            .add(&self.waiting, take(&taken))
+            .and_then(|builder| builder.add(&self.events, take(&taken)))
             .map(drop)
             .and_then(|()| builder.build());
         let ring = ring.map_err(|error| LocationError::Watch {
@@ -108,6 +108,7 @@ impl Programs {
         })?;
         let events = KernelEvents {
             ring,
+            taken,
             _maps: [self.events, self.waiting],
             failures: 0,
             on_failure: Some(Box::new(on_failure)),
@@ -127,6 +128,8 @@ impl Programs {
 /// What the BPF programs have reported and nobody has taken yet.
 pub struct KernelEvents {
     ring: RingBuffer<'static>,
+    /// What a call of [`Self::take`] has found so far.
+    taken: Arc<Mutex<Vec<LocationEvent>>>,
     /// What the rings were made of.
     _maps: [MapHandle; 2],
     /// One after the other.
@@ -147,15 +150,17 @@ impl KernelEvents {
         unsafe { BorrowedFd::borrow_raw(self.ring.epoll_fd()) }
     }
 
-    /// Takes what there is: each event makes a call of `on_event`. Returns how long to rest until the next call, so that events
-    /// of a busy time are taken together. `None`: they cannot be taken any more, and polling has taken over.
-    pub fn take(&mut self) -> Option<Duration> {
+    /// Adds what there is to `events`. Returns how long to rest until the next call, so that events of a busy time are taken
+    /// together. `None`: they cannot be taken any more, and polling has taken over.
+    pub fn take(&mut self, events: &mut Vec<LocationEvent>) -> Option<Duration> {
         self.on_failure.as_ref()?;
         #[cfg(test)]
         if FAILING.with(std::cell::Cell::get) {
             return self.failed("a test wants it so".to_owned());
         }
-        match self.ring.consume_raw() {
+        let consumed = self.ring.consume_raw();
+        events.append(&mut self.taken.lock().unwrap_or_else(PoisonError::into_inner));
+        match consumed {
             0 => Some(Duration::ZERO),
             1.. => {
                 self.failures = 0;
@@ -184,15 +189,18 @@ struct Taker {
 }
 
 impl Taker {
-    fn start(mut events: KernelEvents) -> Result<Self, LocationError> {
+    fn start(mut events: KernelEvents, on_event: Arc<OnEvent>) -> Result<Self, LocationError> {
         let failed = |act| move |source| LocationError::Watch { act, source };
         let stop = EventFd::from_flags(EfdFlags::EFD_CLOEXEC)
             .map_err(|errno| failed("making an eventfd")(errno.into()))?;
         let stop = Arc::new(stop);
         let theirs = Arc::clone(&stop);
         let thread = spawn_worker("vnuma-bpf", move || {
+            let mut taken = Vec::new();
             while wait_until_readable(events.fd(), theirs.as_fd()) {
-                let Some(rest) = events.take() else { return };
+                let rest = events.take(&mut taken);
+                taken.drain(..).for_each(|event| on_event(event));
+                let Some(rest) = rest else { return };
                 // Ended early by `stop` only, which is seen above.
                 let rest = PollTimeout::try_from(rest).unwrap_or(PollTimeout::ZERO);
                 let _ = poll(&mut [PollFd::new(theirs.as_fd(), PollFlags::POLLIN)], rest);
@@ -251,8 +259,12 @@ pub(super) struct BpfSource {
 
 impl BpfSource {
     /// Takes its events in a thread of its own.
-    pub(super) fn take_in_thread(&mut self, events: KernelEvents) -> Result<(), LocationError> {
-        self.thread = Some(Taker::start(events)?);
+    pub(super) fn take_in_thread(
+        &mut self,
+        events: KernelEvents,
+        on_event: Arc<OnEvent>,
+    ) -> Result<(), LocationError> {
+        self.thread = Some(Taker::start(events, on_event)?);
         Ok(())
     }
 

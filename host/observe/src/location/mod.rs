@@ -221,23 +221,34 @@ impl LocationWatcher {
         poll_interval: Duration,
         on_event: impl Fn(LocationEvent) + Send + Sync + 'static,
     ) -> Result<Self, LocationError> {
-        let (watcher, events) = Self::start_taken(topology, prefer, poll_interval, on_event)?;
+        let (watcher, events, on_event) = Self::begin(topology, prefer, poll_interval, on_event)?;
         let mut state = watcher.shared.lock();
         if let (Some(Source::Bpf(bpf)), Some(events)) = (&mut state.source, events) {
-            bpf.take_in_thread(events)?;
+            bpf.take_in_thread(events, on_event)?;
         }
         drop(state);
         Ok(watcher)
     }
 
-    /// The same for a caller that takes the events of BPF itself, and spares the change to another thread: `on_event` is called
-    /// by [`KernelEvents::take`]. Where polling is used there are none to take.
+    /// The same for a caller that takes the events of BPF itself by [`KernelEvents::take`], which spares the change to another thread.
+    /// It has to [`unwatch`](Self::unwatch) threads that have exited. `on_event` is called where polling is used.
     pub fn start_taken(
         topology: &HostTopology,
         prefer: Prefer,
         poll_interval: Duration,
         on_event: impl Fn(LocationEvent) + Send + Sync + 'static,
     ) -> Result<(Self, Option<KernelEvents>), LocationError> {
+        let (watcher, events, _) = Self::begin(topology, prefer, poll_interval, on_event)?;
+        Ok((watcher, events))
+    }
+
+    /// Also returns what is to be done with each event.
+    fn begin(
+        topology: &HostTopology,
+        prefer: Prefer,
+        poll_interval: Duration,
+        on_event: impl Fn(LocationEvent) + Send + Sync + 'static,
+    ) -> Result<(Self, Option<KernelEvents>, Arc<OnEvent>), LocationError> {
         let state = State {
             source: None,
             why_not_bpf: None,
@@ -270,20 +281,21 @@ impl LocationWatcher {
                         shared.fall_back(reason, theirs);
                     }
                 };
-                let (source, events) = programs.start(move |event| on_event(event), on_failure)?;
+                let (source, events) = programs.start(on_failure)?;
                 state.source = Some(Source::Bpf(Box::new(source)));
                 Some(events)
             }
             Err(reason) if prefer == Prefer::Bpf => return Err(LocationError::NoBpf { reason }),
             Err(reason) => {
-                let on_event = move |event| on_event(event);
+                let theirs = Arc::clone(&on_event);
+                let on_event = move |event| theirs(event);
                 let poll = PollSource::start(topology.clone(), poll_interval, &HashMap::new(), on_event)?;
                 (state.source, state.why_not_bpf) = (Some(Source::Poll(poll)), Some(reason));
                 None
             }
         };
         drop(state);
-        Ok((Self { shared }, events))
+        Ok((Self { shared }, events, on_event))
     }
 
     /// Watches a thread of a process. Read its location after this call, not before, or a
