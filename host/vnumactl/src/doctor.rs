@@ -108,7 +108,8 @@ pub fn examine_with(
 fn silent_threads(daemon: &Daemon) -> Option<Check> {
     (!daemon.silent_threads.is_empty()).then(|| {
         let names = daemon.silent_threads.join(", ");
-        let remedy = "see vnumad's log for since when; if it lasts, restart vnumad: VMs keep what was published";
+        let remedy =
+            "see vnumad's log for since when; if it lasts, restart vnumad: VMs keep what was published";
         Check::lower(Level::Missing, "threads", "silent", format!("no progress: {names}"), remedy)
     })
 }

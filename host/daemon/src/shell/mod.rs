@@ -57,7 +57,7 @@ use crate::{
     core::{
         Core, Refusal,
         content::content,
-        event::{Answer, Ask, Command, Event, Level, Report},
+        event::{Answer, Command, Event, Level, Report},
     },
     notify::Watchdog,
 };
@@ -122,6 +122,24 @@ fn watch_host(config: &Config, host: HostTopology, inbox: Arc<Inbox>) -> io::Res
     })
 }
 
+/// What the operator wants of the policies.
+fn policies(config: &Config) -> Policies {
+    Policies {
+        settle: config.settle,
+        replug_after_ns: config.replug_after.map(|after| after.as_nanos() as u64),
+        schedule: config.policy,
+        settings: Settings {
+            bounds: config.policy_bounds,
+            adaptive_bounds: config.policy_adaptive_bounds,
+            memory_bytes_per_s: config.policy_memory,
+            ..Settings::default()
+        },
+        memory: config.memory,
+        sizes: config.sizes,
+        rehome: config.rehome,
+    }
+}
+
 /// The core and everything that carries out its commands.
 pub(crate) struct Shell {
     core: Core,
@@ -172,20 +190,6 @@ impl Shell {
         watchdog: Option<Watchdog>,
         inbox: Arc<Inbox>,
     ) -> anyhow::Result<Self> {
-        let policies = Policies {
-            settle: config.settle,
-            replug_after_ns: config.replug_after.map(|after| after.as_nanos() as u64),
-            schedule: config.policy,
-            settings: Settings {
-                bounds: config.policy_bounds,
-                adaptive_bounds: config.policy_adaptive_bounds,
-                memory_bytes_per_s: config.policy_memory,
-                ..Settings::default()
-            },
-            memory: config.memory,
-            sizes: config.sizes,
-            rehome: config.rehome,
-        };
         let records = Records::new(config.records.clone());
         let supervisor = Supervisor::default();
         let workers = &supervisor.host;
@@ -222,7 +226,7 @@ impl Shell {
             )?,
             _host_watcher: watch_host(&config, host.clone(), Arc::clone(&inbox))?,
             doorbells: Doorbells::new()?,
-            core: Core::new(host, policies, first_epoch).describing_every(config.intervals.describe),
+            core: Core::new(host, policies(&config), first_epoch).describing_every(config.intervals.describe),
             locator,
             kernel,
             rests: Rests::new(Instant::now()),
@@ -518,17 +522,12 @@ impl Shell {
         match command {
             Command::Connect(vm, connection, handle) => return self.connect(vm, connection, handle),
             Command::Disconnect(connection) => drop(self.workers.remove(&connection)),
-            Command::Ask(connection, ask) => self.ask(connection, ask),
+            Command::Ask(connection, ask) => self.with_worker(connection, |worker| worker.ask(ask)),
             Command::Migrate(connection, destination, post_copy) => {
-                // As of a worker that is asked something.
-                if let Some((_, worker)) = self.workers.get(&connection) {
-                    worker.migrate(destination, post_copy);
-                }
+                self.with_worker(connection, |worker| worker.migrate(destination, post_copy));
             }
             Command::Resize(connection, node, device, bytes) => {
-                if let Some((_, worker)) = self.workers.get(&connection) {
-                    worker.resize(node, device, bytes);
-                }
+                self.with_worker(connection, |worker| worker.resize(node, device, bytes));
             }
             Command::Publish(vm, generation, publication) => {
                 return Some(Event::Published(vm, self.publish(vm, generation, publication)));
@@ -542,13 +541,9 @@ impl Shell {
             Command::Unwatch(tid) => self.locator.unwatch(tid),
             Command::Defer(threads, waits) => self.locator.defer(threads, waits),
             Command::Look(threads) => self.locator.look(threads),
-            Command::Move { vm, pid, vcpu, tid, node, cpus } if self.pinners.contains_key(&vm) => {
-                let pin = Pin::new((vm, pid), (vcpu, tid), (node, cpus), Arc::clone(&self.inbox));
-                return self.pin(pin);
-            }
             Command::Move { vm, pid, vcpu, tid, node, cpus } => {
                 let pidfd = self.pidfd(vm, pid);
-                self.mover.order(Order::Move(Move { vm, pid, pidfd, vcpu, tid, node, cpus }));
+                return self.make(Move { vm, pid, pidfd, vcpu, tid, node, cpus });
             }
             Command::Confine { vm, pid, masks } => {
                 let (pidfd, pins) = (self.pidfd(vm, pid), self.pinners.contains_key(&vm));
@@ -582,16 +577,10 @@ impl Shell {
                 self.sampler.count(Targets { vm, pid, pidfd, vcpus });
             }
             Command::WatchProcess(vm, pid) => self.watch_process(vm, pid),
-            Command::UnwatchProcess(vm, pid) => {
-                // Another channel may have taken its place.
-                if self.pidfds.get(&vm).is_some_and(|(known, _)| *known == pid) {
-                    self.pidfds.remove(&vm);
-                    self.pinners.remove(&vm);
-                }
-                self.processes.unwatch(vm, pid);
-            }
+            Command::UnwatchProcess(vm, pid) => self.unwatch_process(vm, pid),
             Command::Reply(request, answer) => {
                 if let Some(reply) = self.waiting.remove(&request) {
+                    // A client that is gone is no error.
                     let _ = reply.send(answer);
                 }
             }
@@ -599,13 +588,20 @@ impl Shell {
                 self.totals.add(&event);
                 self.watchers.announce(event);
             }
-            Command::Log(level, line) => match level {
-                Level::Debug => debug!("{line}"),
-                Level::Info => info!("{line}"),
-                Level::Warn => warn!("{line}"),
-            },
+            Command::Log(Level::Debug, line) => debug!("{line}"),
+            Command::Log(Level::Info, line) => info!("{line}"),
+            Command::Log(Level::Warn, line) => warn!("{line}"),
         }
         None
+    }
+
+    fn unwatch_process(&mut self, vm: VmId, pid: i32) {
+        // Another channel may have taken its place.
+        if self.pidfds.get(&vm).is_some_and(|(known, _)| *known == pid) {
+            self.pidfds.remove(&vm);
+            self.pinners.remove(&vm);
+        }
+        self.processes.unwatch(vm, pid);
     }
 
     fn watch_process(&self, vm: VmId, pid: i32) {
@@ -625,8 +621,14 @@ impl Shell {
         worker.map(|(_, worker)| worker)
     }
 
-    /// Has a move made by whoever manages the VM.
-    fn pin(&self, pin: Pin) -> Option<Event> {
+    /// Has a move made: by whoever manages the VM, if that keeps its pins.
+    fn make(&self, wanted: Move) -> Option<Event> {
+        if !self.pinners.contains_key(&wanted.vm) {
+            self.mover.order(Order::Move(wanted));
+            return None;
+        }
+        let Move { vm, pid, vcpu, tid, node, cpus, .. } = wanted;
+        let pin = Pin::new((vm, pid), (vcpu, tid), (node, cpus), Arc::clone(&self.inbox));
         let refused = match self.pinner(pin.vm) {
             Some(worker) => worker.pin(pin).err()?,
             None => pin,
@@ -652,10 +654,10 @@ impl Shell {
         }
     }
 
-    fn ask(&mut self, connection: ConnectionId, ask: Ask) {
-        // A worker whose thread has ended has reported that.
+    /// One that is gone, or whose thread has ended, has reported that.
+    fn with_worker(&self, connection: ConnectionId, act: impl FnOnce(&Worker)) {
         if let Some((_, worker)) = self.workers.get(&connection) {
-            worker.ask(ask);
+            act(worker);
         }
     }
 
