@@ -11,7 +11,7 @@ use vnuma_abi_topology_channel::{
 };
 use vnuma_channel::{
     Channel, Content, ContentError, Generations, Step,
-    publish::{WORD, header, publication},
+    layout::{WORD, header, publication},
 };
 use vnuma_channel_model::{GuestEnd, ReadError, Topology, read};
 use vnuma_model::DistanceMatrix;
@@ -166,7 +166,7 @@ pub fn race(input: &[u8]) {
 pub fn status(input: &[u8]) {
     static CHANNEL: OnceLock<Mutex<(Channel, GuestEnd)>> = OnceLock::new();
     let channel = CHANNEL.get_or_init(|| {
-        let (channel, socket) = Channel::new(7).expect("a channel");
+        let (channel, socket) = Channel::by_ivshmem(7).expect("a channel");
         Mutex::new((channel, GuestEnd::connect(&socket).expect("all messages")))
     });
     let mut channel = channel.lock().unwrap_or_else(PoisonError::into_inner);

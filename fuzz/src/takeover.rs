@@ -6,13 +6,13 @@ use std::{
     path::Path,
     sync::{Mutex, OnceLock, PoisonError},
 };
-use vnuma_channel::{Channel, Identity};
+use vnuma_channel::{Identity, Ivshmem, Region};
 use vnuma_daemon::{parse_masks, parse_record};
 use vnuma_placement::reservation::file;
 
 /// A channel that this process holds, as a hypervisor does, and its identity.
 struct Held {
-    _channel: Channel,
+    _channel: (Ivshmem, Region),
     _client: OwnedFd,
     identity: Identity,
     pidfd: OwnedFd,
@@ -21,11 +21,12 @@ struct Held {
 fn held() -> &'static Mutex<Held> {
     static HELD: OnceLock<Mutex<Held>> = OnceLock::new();
     HELD.get_or_init(|| {
-        let (channel, client) = Channel::new(1).expect("a channel");
-        let identity = channel.identity().expect("its identity");
+        let region = Region::new().expect("memory");
+        let (transport, client) = Ivshmem::serve(&region).expect("a transport");
+        let identity = transport.identity(&region).expect("its identity");
         let own = rustix::process::getpid();
         let pidfd = rustix::process::pidfd_open(own, rustix::process::PidfdFlags::empty()).expect("a pidfd");
-        Mutex::new(Held { _channel: channel, _client: client, identity, pidfd })
+        Mutex::new(Held { _channel: (transport, region), _client: client, identity, pidfd })
     })
 }
 
@@ -58,7 +59,7 @@ pub fn record(input: &[u8]) {
         guest_vectors: identity.guest_vectors.into_iter().map(real).collect(),
         host_vectors: identity.host_vectors.into_iter().map(real).collect(),
     };
-    let taken = Channel::take_over(&named, held.pidfd.as_fd(), Path::new("/proc/self"), 2);
+    let taken = Ivshmem::take_over(&named, held.pidfd.as_fd(), Path::new("/proc/self"));
     let mut all: Vec<u64> = named.guest_vectors.iter().chain(&named.host_vectors).copied().collect();
     all.sort_unstable();
     let mut its: Vec<u64> = numbers[2..].to_vec();

@@ -1,4 +1,4 @@
-//! The ivshmem server's side of an attached device.
+//! ivshmem as the transport of a channel: the ivshmem server's side of an attached device, and eventfds in both directions.
 //!
 //! QEMU's ivshmem-doorbell (hw/misc/ivshmem.c, `ivshmem_recv_setup`; alike in 7.2 and 10.0)
 //! reads messages of 8 little-endian bytes, each with at most one descriptor:
@@ -13,18 +13,129 @@
 //! QEMU waits in `device_add` for the first three with its big lock held. They lie in the socket
 //! before QEMU gets its end, so it never waits.
 
-use nix::sys::socket::{AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, sendmsg, socketpair};
+use crate::{
+    Channel, ChannelError, Identity, Transport,
+    doorbell::Doorbells,
+    error::failed,
+    layout::{Generations, Region},
+    takeover::Parts,
+    wakeups::Wakeups,
+};
+use nix::sys::{
+    eventfd::{EfdFlags, EventFd},
+    socket::{AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, sendmsg, socketpair},
+};
 use std::{
     io::{self, IoSlice},
-    os::fd::{AsRawFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    path::Path,
 };
-use vnuma_abi_topology_channel::ivshmem::{GUEST_PEER, HOST_PEER};
+use vnuma_abi_topology_channel::ivshmem::{
+    ACKNOWLEDGE_VECTOR, GUEST_PEER, HOST_PEER, PUBLISH_VECTOR, VECTORS,
+};
 
 const PROTOCOL_VERSION: i64 = 0;
 const SHARED_MEMORY: i64 = -1;
 
+/// The eventfds of a device.
+#[derive(Debug)]
+pub struct Ivshmem {
+    doorbells: &'static Doorbells,
+    guest_vectors: Vec<EventFd>,
+    host_vectors: Vec<EventFd>,
+    /// Of the vector by which the guest acknowledges.
+    wakeups: Wakeups,
+    /// Kept open: QEMU would see the server going away. It has where a channel was taken over, and does not mind.
+    _server: Option<OwnedFd>,
+}
+
+impl Ivshmem {
+    /// A transport for this region, and the socket that is to be handed to QEMU.
+    pub fn serve(region: &Region) -> Result<(Self, OwnedFd), ChannelError> {
+        let (guest_vectors, host_vectors) = (vectors()?, vectors()?);
+        let host = host_vectors.iter().map(AsFd::as_fd);
+        let guest = guest_vectors.iter().map(AsFd::as_fd);
+        let (server, client) =
+            serve(region.memory(), host, guest).map_err(failed("ivshmem server's messages"))?;
+        Ok((Self::new(guest_vectors, host_vectors, Some(server))?, client))
+    }
+
+    fn new(
+        guest_vectors: Vec<EventFd>,
+        host_vectors: Vec<EventFd>,
+        server: Option<OwnedFd>,
+    ) -> Result<Self, ChannelError> {
+        let wakeups = Wakeups::new(&host_vectors[ACKNOWLEDGE_VECTOR]);
+        Ok(Self {
+            doorbells: Doorbells::shared().map_err(failed("asynchronous reads"))?,
+            wakeups: wakeups.map_err(failed("watching for acknowledgements"))?,
+            guest_vectors,
+            host_vectors,
+            _server: server,
+        })
+    }
+
+    /// The socket that is to be handed to a QEMU whose guest brings its channel along: nobody has the host's end.
+    pub fn unserved() -> Result<OwnedFd, ChannelError> {
+        Channel::by_ivshmem(0).map(|(_, client)| client)
+    }
+
+    /// What finds this channel again in the hypervisor, once it is attached and this process has died.
+    pub fn identity(&self, region: &Region) -> Result<Identity, ChannelError> {
+        Identity::of(region.memory(), &self.guest_vectors, &self.host_vectors).map_err(failed("its identity"))
+    }
+
+    /// Takes over a channel whose host's end has died from its hypervisor: the process of `pidfd`, whose directory in
+    /// `/proc` is `process`. With its region comes the generation that this says is published, which is good for a hint only, as the
+    /// guest could have written it. What is published there stays readable until [`Channel::publish`] is called, and
+    /// during it. Two host's ends at a time would mix their publications.
+    pub fn take_over(
+        identity: &Identity,
+        pidfd: BorrowedFd<'_>,
+        process: &Path,
+    ) -> Result<(Self, Region, u64), ChannelError> {
+        let parts = identity.take(pidfd, process).map_err(failed("taking it over from the hypervisor"))?;
+        let Parts { memory, guest_vectors, host_vectors } = parts;
+        let (region, published) = Region::take_over(memory).map_err(failed("shared memory"))?;
+        Ok((Self::new(guest_vectors, host_vectors, None)?, region, published))
+    }
+}
+
+impl Transport for Ivshmem {
+    fn raise(&self) -> io::Result<()> {
+        self.doorbells.signal(self.guest_vectors[PUBLISH_VECTOR].as_fd())
+    }
+
+    fn signalled(&self) -> BorrowedFd<'_> {
+        self.wakeups.fd()
+    }
+
+    fn expect_signals(&mut self) -> io::Result<()> {
+        self.wakeups.refill(&self.host_vectors[ACKNOWLEDGE_VECTOR])
+    }
+
+    fn take_signals(&mut self) -> io::Result<()> {
+        self.wakeups.take(&self.host_vectors[ACKNOWLEDGE_VECTOR])
+    }
+}
+
+impl Channel {
+    /// A new channel by ivshmem, and the socket that is to be handed to QEMU. `epoch` is in the upper half of every generation: one
+    /// that no other channel of the VM had.
+    pub fn by_ivshmem(epoch: u32) -> Result<(Self, OwnedFd), ChannelError> {
+        let region = Region::new()?;
+        let (transport, client) = Ivshmem::serve(&region)?;
+        Ok((Self::new(region, transport, Generations::new(epoch)), client))
+    }
+}
+
+fn vectors() -> Result<Vec<EventFd>, ChannelError> {
+    let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
+    (0..VECTORS).map(|_| EventFd::from_value_and_flags(0, flags).map_err(failed("eventfd"))).collect()
+}
+
 /// A pair of sockets: the server's end, and the client's end with all messages waiting in it.
-pub(crate) fn serve<'a>(
+fn serve<'a>(
     memory: BorrowedFd<'a>,
     host_vectors: impl Iterator<Item = BorrowedFd<'a>>,
     guest_vectors: impl Iterator<Item = BorrowedFd<'a>>,

@@ -1,28 +1,30 @@
 //! The host's end of a VM's topology channel.
 //!
 //! - [`Content`] is what can be published, checked against the limits of the layout.
-//! - [`publication`](publish::publication) turns it into the list of stores, in the order that `topology_channel.h`
+//! - [`publication`](layout::publication) turns it into the list of stores, in the order that `topology_channel.h`
 //!   demands. Being a list, it can be stopped after each store by a test.
 //! - [`Region`] is the shared memory, which the guest can write.
-//! - [`Channel`] adds the ivshmem server's side: the messages for QEMU, written in advance, so that QEMU
-//!   never waits for this process, the guest's interrupt and its acknowledgements.
+//! - [`Channel`] has the host's end of a region, and a [`Transport`]: the guest's interrupt and its signals.
+//! - [`Ivshmem`] is the one transport so far: the ivshmem server's messages for QEMU, written in advance, so that QEMU
+//!   never waits for this process, and eventfds.
 //! - [`GuestStatus`] is what the guest says in its area of the memory, by single loads. It decides nothing.
 //! - [`Identity`] finds the parts of a channel again in the hypervisor when the host's end has died.
 
 mod channel;
 mod content;
 mod doorbell;
+mod error;
 mod ivshmem;
-pub mod publish;
-mod region;
+pub mod layout;
 mod status;
 mod takeover;
 mod wakeups;
 
-pub use channel::{Channel, ChannelError, MAX_OUTSTANDING};
+pub use channel::{Channel, MAX_OUTSTANDING, Transport};
 pub use content::{Content, ContentError};
-pub use publish::{Generations, Step};
-pub use region::Region;
+pub use error::ChannelError;
+pub use ivshmem::Ivshmem;
+pub use layout::{Generations, Region, Step};
 pub use status::{DriverMode, DriverVersion, GuestStatus};
 pub use takeover::{Identity, parse_eventfd_id};
 pub use wakeups::{PAUSE, WAKEUPS_PER_PUBLICATION};

@@ -1,6 +1,6 @@
 //! The guest's area of the channel.
 
-use crate::{Region, publish::WORD};
+use crate::layout::{Region, WORD};
 use std::{fmt, mem::offset_of};
 use vnuma_abi_topology_channel::{
     GUEST_MAGIC, GUEST_OFFSET, Guest, MAX_SUPPORTED, MODE_FAST, MODE_NONE, MODE_SAFE, SupportedSection,

@@ -16,7 +16,7 @@ fn content(node: u32) -> Content {
 }
 
 fn channel() -> (Channel, GuestEnd) {
-    let (channel, socket) = Channel::new(7).expect("a channel");
+    let (channel, socket) = Channel::by_ivshmem(7).expect("a channel");
     (channel, GuestEnd::connect(&socket).expect("all messages"))
 }
 
@@ -27,7 +27,7 @@ fn is_readable(channel: &Channel) -> bool {
 
 #[test]
 fn qemu_finds_everything_waiting() {
-    let (mut channel, socket) = Channel::new(7).expect("a channel");
+    let (mut channel, socket) = Channel::by_ivshmem(7).expect("a channel");
     let guest = GuestEnd::connect(&socket).expect("all messages");
     assert!(GuestEnd::connect(&socket).is_err(), "nothing follows");
     assert_eq!(guest.read(), Err(ReadError::Nothing));

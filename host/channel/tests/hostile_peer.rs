@@ -52,7 +52,7 @@ fn content() -> Content {
 }
 
 fn channel() -> (Channel, GuestEnd) {
-    let (channel, socket) = Channel::new(7).expect("a channel");
+    let (channel, socket) = Channel::by_ivshmem(7).expect("a channel");
     (channel, GuestEnd::connect(&socket).expect("all messages"))
 }
 

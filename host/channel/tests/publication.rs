@@ -11,7 +11,7 @@ use vnuma_abi_topology_channel::{
 };
 use vnuma_channel::{
     Content, Generations, Step,
-    publish::{WORD, header, publication, publication_of, section, sections},
+    layout::{WORD, header, publication, publication_of, section, sections},
 };
 use vnuma_channel_model::{Other, ReadError, SUPPORTED, Topology, read, read_as};
 use vnuma_model::DistanceMatrix;

@@ -11,7 +11,7 @@ use std::{
     process::Command,
 };
 use vnuma_abi_topology_channel::{MODE_FAST, REGION_SIZE, Vcpu};
-use vnuma_channel::{Channel, Content, Identity};
+use vnuma_channel::{Channel, Content, Generations, Identity, Ivshmem, Region};
 use vnuma_channel_model::GuestEnd;
 use vnuma_model::DistanceMatrix;
 
@@ -19,9 +19,10 @@ const OWN: &str = "/proc/self";
 
 /// What this process, in the place of a hypervisor, holds of a channel whose host's end is gone.
 fn orphan() -> (Identity, GuestEnd) {
-    let (channel, socket) = Channel::new(1).expect("a channel");
+    let region = Region::new().expect("memory");
+    let (transport, socket) = Ivshmem::serve(&region).expect("a transport");
     let guest = GuestEnd::connect(&socket).expect("all messages");
-    (channel.identity().expect("its identity"), guest)
+    (transport.identity(&region).expect("its identity"), guest)
 }
 
 fn own_pidfd() -> OwnedFd {
@@ -29,7 +30,10 @@ fn own_pidfd() -> OwnedFd {
 }
 
 fn take(identity: &Identity, process: &Path) -> Result<Channel, String> {
-    Channel::take_over(identity, own_pidfd().as_fd(), process, 2).map_err(|error| error.to_string())
+    let taken = Ivshmem::take_over(identity, own_pidfd().as_fd(), process);
+    let (transport, region, published) = taken.map_err(|error| error.to_string())?;
+    assert_eq!(&transport.identity(&region).expect("its identity"), identity);
+    Ok(Channel::new(region, transport, Generations::after(2, published)))
 }
 
 fn refused(identity: &Identity, process: &Path, reason: &str) {
@@ -42,7 +46,6 @@ fn the_right_one_of_several_is_taken_over_and_goes_on() {
     let orphans = [orphan(), orphan(), orphan()];
     let (identity, guest) = &orphans[1];
     let mut channel = take(identity, Path::new(OWN)).expect("taken over");
-    assert_eq!(&channel.identity().expect("its identity"), identity);
     let distances = DistanceMatrix::new(vec![vec![10]]).expect("square");
     let content = Content::new(distances, vec![Vcpu { apic_id: 3, node: 0 }]).expect("content");
     let generation = channel.publish(&content).expect("published");

@@ -65,7 +65,7 @@ mod tests {
     const VMS: u64 = EVENTS as u64 + 6;
 
     fn channel() -> (Channel, GuestEnd) {
-        let (channel, socket) = Channel::new(1).expect("a channel");
+        let (channel, socket) = Channel::by_ivshmem(1).expect("a channel");
         (channel, GuestEnd::connect(&socket).expect("all messages"))
     }
 

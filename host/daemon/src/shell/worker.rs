@@ -36,7 +36,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-use vnuma_channel::Channel;
+use vnuma_channel::{Channel, Generations, Ivshmem, Region};
 use vnuma_hypervisor::{PinError, VmBackend, VmConnection, VmError, VmEvent, VmHandle, roll_back};
 use vnuma_model::{Backoff, GuestNodeId};
 use vnuma_policy::world::ConnectionId;
@@ -564,8 +564,10 @@ impl Task {
     fn attach(&self, connection: &mut dyn VmConnection, epoch: u32) -> Result<Channel, Refusal> {
         let (vm, pid) = (|| self.name.clone(), connection.pid());
         let failed = |source| Refusal::Channel { vm: vm(), source };
-        let (channel, socket) = Channel::new(epoch).map_err(failed)?;
-        let identity = channel.identity().map_err(failed)?;
+        let region = Region::new().map_err(failed)?;
+        let (transport, socket) = Ivshmem::serve(&region).map_err(failed)?;
+        let identity = transport.identity(&region).map_err(failed)?;
+        let channel = Channel::new(region, transport, Generations::new(epoch));
         // What an earlier vnumad had asked for may be carried out yet.
         self.records.set_aside(pid);
         self.records.write(pid, identity).map_err(|source| Refusal::Record { vm: vm(), source })?;
@@ -602,8 +604,10 @@ impl Task {
         let identity = self.records.read(pid).map_err(|source| Refusal::System { vm: vm(), source });
         let process = Path::new("/proc").join(pid.to_string());
         let taken = identity.and_then(|identity| {
-            let channel = Channel::take_over(&identity, connection.pidfd(), &process, epoch);
-            channel.map_err(|source| Refusal::Channel { vm: vm(), source })
+            let taken = Ivshmem::take_over(&identity, connection.pidfd(), &process);
+            let (transport, region, published) =
+                taken.map_err(|source| Refusal::Channel { vm: vm(), source })?;
+            Ok(Channel::new(region, transport, Generations::after(epoch, published)))
         });
         Report::Recovered(taken.map_err(|why| match connection.gets_channel_anew() {
             true => Refusal::CameAlong { vm: vm(), why: why.to_string() },
