@@ -17,10 +17,8 @@ use std::{
 };
 use vnuma_api::ApiError;
 use vnuma_daemon::{BackendFactory, Config};
-use vnuma_hypervisor::{
-    ObservedVcpus, Plugged, VmBackend, VmCandidate, VmConnection, VmError, VmEvent, VmHandle,
-};
-use vnuma_model::{GuestNode, Vcpu, VmDescription};
+use vnuma_hypervisor::{ObservedVcpus, Plugged, VmBackend, VmConnection, VmError, VmEvent};
+use vnuma_model::{GuestNode, Vcpu, VmCandidate, VmDescription, VmHandle};
 use vnuma_observe::location::Prefer;
 
 /// Only a limit for tests that hang.
@@ -179,7 +177,7 @@ struct World {
 
 impl VmBackend for World {
     fn scan(&mut self) -> Result<Vec<VmCandidate>, VmError> {
-        Ok(vec![VmCandidate { handle: VmHandle::new("fuzz:web"), name: "web".into(), instance: 0 }])
+        Ok(vec![VmCandidate::new("fuzz:web", "web", 0)])
     }
 
     fn connect(&self, _handle: &VmHandle) -> Result<Box<dyn VmConnection>, VmError> {

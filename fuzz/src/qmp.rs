@@ -20,8 +20,8 @@ use std::{
     thread,
     time::Duration,
 };
-use vnuma_hypervisor::{QmpBackend, VmBackend, VmConnection, VmError, VmHandle, check_name};
-use vnuma_model::VmDescription;
+use vnuma_hypervisor::{Migrates, QmpBackend, VmBackend, VmConnection, VmError, check_name};
+use vnuma_model::{VmDescription, VmHandle};
 
 const GREETING: &str = r#"{"QMP": {"version": {}, "capabilities": ["oob"]}}"#;
 
@@ -148,16 +148,20 @@ fn perform(vm: &mut dyn VmConnection, act: u8, peer: &Peer) -> Result<(), VmErro
         b'p' => vm.plug_vcpu(1).map(drop),
         b'u' => vm.unplug_vcpu(1),
         b'x' => vm.detach_channel(),
-        b'm' => vm.migrate("tcp:host:1", true),
-        b'l' => vm.migration().map(|migration| {
+        b'm' => migrates(vm).migrate("tcp:host:1", true),
+        b'l' => migrates(vm).progress().map(|migration| {
             migration.problem.iter().for_each(|problem| crate::expect_plain(problem));
         }),
-        b's' => vm.start_post_copy(),
-        b'k' => vm.cancel_migration(),
-        b't' => vm.mark(true),
-        b'w' => vm.is_marked().map(drop),
+        b's' => migrates(vm).start_post_copy(),
+        b'k' => migrates(vm).cancel(),
+        b't' => migrates(vm).mark(true),
+        b'w' => migrates(vm).is_marked().map(drop),
         _ => vm.poll_event(Duration::ZERO).map(drop),
     }
+}
+
+fn migrates(vm: &mut dyn VmConnection) -> &mut dyn Migrates {
+    vm.migrates().expect("a QEMU migrates")
 }
 
 fn check(description: &VmDescription, peer: &Peer) {

@@ -8,9 +8,10 @@ use crate::{
 use std::io;
 use vnuma_daemon::core::{
     Refusal,
-    event::{Ask, Candidate, Command, Event, Report},
+    event::{Ask, Command, Event, Report},
 };
 use vnuma_hypervisor::VmError;
+use vnuma_model::{Abilities, Destinations, VmCandidate};
 use vnuma_policy::{
     Publication,
     world::{ConnectionId, VmId},
@@ -29,7 +30,7 @@ impl Simulation {
     /// believes that it is.
     pub(crate) fn carry_out(&mut self, command: Command, lost: bool) -> Option<Event> {
         match command {
-            Command::Connect(vm, connection, handle) => self.connect(vm, connection, &handle),
+            Command::Connect(vm, connection, handle) => self.connect(vm, connection, handle.as_str()),
             Command::Disconnect(connection) => drop(self.daemon.workers.remove(&connection)),
             Command::Ask(connection, Ask::Mark(marked)) if lost => {
                 self.report(connection, MILLI, Report::Marked(Ok(marked)));
@@ -311,10 +312,10 @@ impl Simulation {
         if self.chaotic && self.rng.chance(50) {
             return self.event(Event::Scanned(Err("the directory cannot be read".to_owned())));
         }
-        let candidate = |place: &crate::world::Place| Candidate {
-            handle: place.handle.clone(),
-            name: place.name.clone(),
-            instance: place.instance,
+        let migrates = Some(Destinations { schemes: &["tcp:"], programs: &[] });
+        let abilities = Abilities { migrates, ..Abilities::default() };
+        let candidate = |place: &crate::world::Place| {
+            VmCandidate::new(place.handle.as_str(), place.name.as_str(), place.instance).with(abilities)
         };
         let listed = self.world.places.iter().filter(|place| place.listed).map(candidate).collect();
         self.event(Event::Scanned(Ok(listed)));

@@ -3,11 +3,12 @@
 use std::time::Duration;
 use vnuma_daemon::core::{
     Core, Refusal,
-    event::{Answer, Ask, Candidate, Command, Event, Report, Request},
+    event::{Answer, Ask, Command, Event, Report, Request},
 };
 use vnuma_hypervisor::VmError;
 use vnuma_model::{
-    DistanceMatrix, GuestNode, HostNode, HostTopology, MemoryBacking, Vcpu, VcpuLocation, VmDescription,
+    DistanceMatrix, GuestNode, HostNode, HostTopology, MemoryBacking, Vcpu, VcpuLocation, VmCandidate,
+    VmDescription,
 };
 use vnuma_policy::{
     Policies, Publication,
@@ -119,8 +120,7 @@ impl Run {
     }
 
     fn list(&mut self, names: &[&str]) {
-        let candidate =
-            |name: &&str| Candidate { handle: format!("/{name}"), name: (*name).into(), instance: 1 };
+        let candidate = |name: &&str| VmCandidate::new(format!("/{name}"), *name, 1);
         self.step(Event::Scanned(Ok(names.iter().map(candidate).collect())));
     }
 
@@ -162,7 +162,7 @@ fn a_move_that_is_seen_before_it_is_reported_waits_for_no_dwell() {
 
 /// Lists handles, whose candidates have this name.
 fn list_handles(run: &mut Run, name: &str, handles: &[&str]) {
-    let of = |handle: &&str| Candidate { handle: (*handle).into(), name: name.into(), instance: 1 };
+    let of = |handle: &&str| VmCandidate::new(*handle, name, 1);
     run.step(Event::Scanned(Ok(handles.iter().map(of).collect())));
 }
 
@@ -228,11 +228,7 @@ fn two_vms_of_one_name_are_two_names() {
 #[test]
 fn a_name_is_of_the_vm_that_its_operator_calls_so() {
     let listed = |names: &[&str]| {
-        let of = |name: &&str| Candidate {
-            handle: format!("qmp:/{name}").as_str().into(),
-            name: (*name).into(),
-            instance: 1,
-        };
+        let of = |name: &&str| VmCandidate::new(format!("qmp:/{name}"), *name, 1);
         Event::Scanned(Ok(names.iter().map(of).collect()))
     };
     // A QEMU can say of itself that it is another VM, before that one comes or afterwards.

@@ -48,7 +48,7 @@ fn generate(programs: &Path, directory: &Path) {
 fn be_a_guest(daemon: &Daemon, stop: &AtomicBool) {
     let until = Instant::now() + HANG_LIMIT;
     let end = loop {
-        let plugged = |vm: &mut vnuma_hypervisor::memory::MemoryVm| {
+        let plugged = |vm: &mut vnuma_memory_backend::MemoryVm| {
             vm.device.as_ref().map(|device| GuestEnd::connect(device).expect("all messages"))
         };
         match daemon.change(VM, plugged) {

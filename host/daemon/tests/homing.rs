@@ -12,10 +12,11 @@ use two_nodes::host;
 use vnuma_api as api;
 use vnuma_daemon::core::{
     Core, Refusal,
-    event::{Answer, Ask, Candidate, Command, Event, Report, Request},
+    event::{Answer, Ask, Command, Event, Report, Request},
 };
 use vnuma_model::{
-    BackingMapping, HugePages, MemoryBacking, PageKind, Vcpu, VmDescription, VmDevice, WatchedRegion,
+    BackingMapping, HugePages, MemoryBacking, PageKind, Vcpu, VmCandidate, VmDescription, VmDevice,
+    WatchedRegion,
 };
 use vnuma_policy::{
     Policies,
@@ -83,7 +84,7 @@ impl Run {
             steps: Vec::new(),
             lines: Vec::new(),
         };
-        run.step(Event::Scanned(Ok(vec![Candidate { handle: "/a".into(), name: "a".into(), instance: 1 }])));
+        run.step(Event::Scanned(Ok(vec![VmCandidate::new("/a", "a", 1)])));
         run.report(Report::Up(description, false));
         run
     }

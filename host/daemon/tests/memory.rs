@@ -9,10 +9,10 @@ use two_nodes::host;
 use vnuma_api as api;
 use vnuma_daemon::core::{
     Core,
-    event::{Ask, Candidate, Command, Event, Report, Request},
+    event::{Ask, Command, Event, Report, Request},
 };
 use vnuma_model::{
-    CpuLayout, CpuSet, GuestNode, MemoryBacking, ThreadCounts, Vcpu, VcpuLocation, VmDescription,
+    CpuLayout, CpuSet, GuestNode, MemoryBacking, ThreadCounts, Vcpu, VcpuLocation, VmCandidate, VmDescription,
 };
 use vnuma_policy::{
     Policies,
@@ -94,7 +94,7 @@ impl Run {
             events: Vec::new(),
             lines: Vec::new(),
         };
-        run.step(Event::Scanned(Ok(vec![Candidate { handle: "/a".into(), name: "a".into(), instance: 1 }])));
+        run.step(Event::Scanned(Ok(vec![VmCandidate::new("/a", "a", 1)])));
         run.report(Report::Up(description([0, 1]), false));
         for (tid, cpu) in [(101, 0), (102, 1)] {
             let at = VcpuLocation { cpu, node: 0, pinned: Some(0), time_ns: run.now_ns };

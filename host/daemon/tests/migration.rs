@@ -10,12 +10,20 @@ use two_nodes::host;
 use vnuma_api as api;
 use vnuma_daemon::core::{
     Core, Refusal,
-    event::{Answer, Ask, Candidate, Command, Event, Level, Report, Request},
+    event::{Answer, Ask, Command, Event, Level, Report, Request},
 };
 use vnuma_hypervisor::VmError;
-use vnuma_model::{MigrationProgress, MigrationStatus, Vcpu, VcpuLocation, VmDescription};
+use vnuma_model::{
+    Abilities, Destinations, MigrationProgress, MigrationStatus, Vcpu, VcpuLocation, VmCandidate,
+    VmDescription,
+};
 use vnuma_policy::{Policies, scheduling::Policy};
 
+const ABILITIES: Abilities = Abilities {
+    migrates: Some(Destinations { schemes: &["tcp:"], programs: &[] }),
+    answered_for: false,
+    pins: false,
+};
 const SECOND_NS: u64 = 1_000_000_000;
 const PID: i32 = 100;
 const CHANNEL: u64 = 70;
@@ -87,11 +95,7 @@ impl Run {
     }
 
     fn connect(&mut self) {
-        self.step(Event::Scanned(Ok(vec![Candidate {
-            handle: "qmp:/a".into(),
-            name: "a".into(),
-            instance: 1,
-        }])));
+        self.step(Event::Scanned(Ok(vec![VmCandidate::new("qmp:/a", "a", 1).with(ABILITIES)])));
         self.up();
         for vcpu in 0..2 {
             let location = VcpuLocation { cpu: vcpu * 4, node: vcpu, pinned: None, time_ns: self.now_ns };
@@ -432,7 +436,10 @@ fn a_vm_whose_qemu_ends_on_the_way_has_failed() {
     run.migrate();
     run.report(Report::Ended);
     let shown = run.state();
-    assert_eq!((shown.state.as_str(), shown.problem.as_deref()), ("failed", Some("its QEMU has ended")));
+    assert_eq!(
+        (shown.state.as_str(), shown.problem.as_deref()),
+        ("failed", Some("its hypervisor has ended"))
+    );
     assert_eq!(run.core.migrations(), [("cancelled", 0), ("done", 0), ("failed", 1)].into());
 }
 
@@ -578,7 +585,7 @@ fn a_channel_that_came_along_is_plugged_anew_when_the_guest_runs() {
 fn what_waits_is_not_migrated_on() {
     let mut run = Run::with("inmigrate", false, Policy::Off);
     let refused = run.ask(Request::Migrate("a".into(), TO.into(), false)).unwrap_err();
-    assert_eq!(refused, "a: its guest is not here yet: its QEMU waits for a migration");
+    assert_eq!(refused, "a: its guest is not here yet: its hypervisor waits for a migration");
 }
 
 #[test]

@@ -12,11 +12,11 @@ use two_nodes::host;
 use vnuma_api as api;
 use vnuma_daemon::core::{
     Core, Refusal,
-    event::{Answer, Ask, Candidate, Command, Event, Report, Request},
+    event::{Answer, Ask, Command, Event, Report, Request},
 };
 use vnuma_model::{
     BackingMapping, DistanceMatrix, HostNode, HugePages, MemoryBacking, PageKind, Vcpu, VcpuLocation,
-    VmDescription, VmDevice,
+    VmCandidate, VmDescription, VmDevice,
 };
 use vnuma_policy::{
     Policies,
@@ -105,7 +105,7 @@ impl Run {
 
     /// Without a channel.
     fn describe(&mut self) {
-        self.step(Event::Scanned(Ok(vec![Candidate { handle: "/a".into(), name: "a".into(), instance: 1 }])));
+        self.step(Event::Scanned(Ok(vec![VmCandidate::new("/a", "a", 1)])));
         self.step(Event::Hypervisor(self.vm.1, Report::Up(self.described(), false)));
         for vcpu in 0..2 {
             let node = self.description.vcpus[vcpu as usize].boot_node.unwrap_or(vcpu);
@@ -335,7 +335,7 @@ fn what_is_refused_changes_nothing() {
     assert!(refused(&|_| {}, RehomeWish { guest_node: 5, ..to(1) }).contains("there is no guest node 5"));
     assert!(
         refused(&|run| run.allowed = vec![0], to(1))
-            .contains("the cpuset of QEMU excludes the memory of node 1")
+            .contains("the cpuset of its hypervisor excludes the memory of node 1")
     );
     let device = VmDevice { host: "0000:81:00.0".into(), guest: None };
     assert!(
@@ -676,7 +676,11 @@ fn memory_that_does_not_follow_its_vcpus_is_shown_with_its_reason() {
         (&|run| run.free_kib = GIB_KIB, "no-room", "1024 MiB would go there, and 512 MiB are free"),
         (&|run| run.kept = Some(Keeps::Shared), "shared", "other processes have most pages"),
         (&|run| run.problem = Some("its pages: no".into()), "unknown", "cannot be seen: its pages: no"),
-        (&|run| with(run, &|memory| memory.mapping = None), "unknown", "where QEMU has it is not known"),
+        (
+            &|run| with(run, &|memory| memory.mapping = None),
+            "unknown",
+            "where its hypervisor has it is not known",
+        ),
     ];
     for (change, reason, text) in cases {
         let shown = behind(change);

@@ -10,10 +10,10 @@ use two_nodes::host;
 use vnuma_api as api;
 use vnuma_daemon::core::{
     Core, Refusal,
-    event::{Answer, Ask, Candidate, Command, Event, Report, Request},
+    event::{Answer, Ask, Command, Event, Report, Request},
 };
 use vnuma_hypervisor::VmError;
-use vnuma_model::{MemoryBacking, MemoryDevice, Vcpu, VmDescription};
+use vnuma_model::{MemoryBacking, MemoryDevice, Vcpu, VmCandidate, VmDescription};
 use vnuma_policy::{
     Policies,
     residency::MemoryObservation,
@@ -85,7 +85,7 @@ impl Run {
             replies: BTreeMap::new(),
             log: Vec::new(),
         };
-        run.step(Event::Scanned(Ok(vec![Candidate { handle: "/a".into(), name: "a".into(), instance: 1 }])));
+        run.step(Event::Scanned(Ok(vec![VmCandidate::new("/a", "a", 1)])));
         run.step(Event::Hypervisor(run.vm.1, Report::Up(run.description.clone(), false)));
         run
     }

@@ -11,12 +11,10 @@ use two_nodes::host;
 use vnuma_api as api;
 use vnuma_daemon::core::{
     Core, Refusal,
-    event::{
-        Answer, Candidate, Command, Event, Followed, Level, Made, MaskOrder, Ranked, Report, Request, Switch,
-    },
+    event::{Answer, Command, Event, Followed, Level, Made, MaskOrder, Ranked, Report, Request, Switch},
 };
 use vnuma_model::{
-    CpuLayout, CpuSet, GuestNode, MemoryBacking, ThreadCounts, Vcpu, VcpuLocation, VmDescription,
+    CpuLayout, CpuSet, GuestNode, MemoryBacking, ThreadCounts, Vcpu, VcpuLocation, VmCandidate, VmDescription,
 };
 use vnuma_policy::{
     Policies,
@@ -199,11 +197,7 @@ impl Run {
 
     fn with(vms: Vec<VmDescription>) -> Self {
         let mut run = Self::new();
-        let candidate = |vm: &VmDescription| Candidate {
-            handle: format!("/{}", vm.name),
-            name: vm.name.clone(),
-            instance: 1,
-        };
+        let candidate = |vm: &VmDescription| VmCandidate::new(format!("/{}", vm.name), vm.name.as_str(), 1);
         run.step(Event::Scanned(Ok(vms.iter().map(candidate).collect())));
         for (at, vm) in vms.into_iter().enumerate() {
             let connection = run.connections[at].1;
@@ -628,7 +622,7 @@ fn an_operators_move_waits_for_the_step_under_way() {
 fn nothing_is_confined_before_the_masks_of_an_earlier_vnumad_are_given_back() {
     let mut run = Run::new();
     run.restores = false;
-    let candidate = Candidate { handle: "/a".into(), name: "a".into(), instance: 1 };
+    let candidate = VmCandidate::new("/a", "a", 1);
     run.step(Event::Scanned(Ok(vec![candidate])));
     let connection = run.connections[0].1;
     run.step(Event::Hypervisor(connection, Report::Up(description("a", PID), false)));
@@ -656,7 +650,7 @@ fn nothing_is_confined_before_the_masks_of_an_earlier_vnumad_are_given_back() {
 fn masks_that_could_not_be_given_back_are_tried_again() {
     let mut run = Run::new();
     run.restores = false;
-    let candidate = Candidate { handle: "/a".into(), name: "a".into(), instance: 1 };
+    let candidate = VmCandidate::new("/a", "a", 1);
     run.step(Event::Scanned(Ok(vec![candidate])));
     let (vm, connection) = run.connections[0];
     run.step(Event::Hypervisor(connection, Report::Up(description("a", PID), false)));

@@ -138,8 +138,10 @@ fn one_that_is_stopped_is_named_observed_moved_and_published() {
     let took = host.wait_until("web", "stopped");
     println!("stopped: named after {} ms", took.as_millis());
     let problem = host.vm("web")["problem"].clone();
-    let expected =
-        format!("QEMU (process {}) is stopped by a signal (SIGSTOP); SIGCONT resumes it", peer.pid());
+    let expected = format!(
+        "the hypervisor (process {}) is stopped by a signal (SIGSTOP); SIGCONT resumes it",
+        peer.pid()
+    );
     assert_eq!(problem, expected);
     let (status, message) = host.post("web/detach", "");
     assert!(status == 502 && message.contains(&expected), "{message}");

@@ -18,8 +18,6 @@
 //! listener's queue, and is greeted when its turn comes. Meanwhile the kernel shows which threads are the VM's
 //! vCPUs ([`ObservedVcpus`]).
 //!
-//! [`MemoryBackend`] has VMs that exist in this process only, and do what a simulation or a test wants.
-//!
 //! [`LibvirtBackend`] has the domains of libvirt. It reads what libvirt's interface does not tell (the process, the threads of vCPUs,
 //! where memory is) from libvirt's own files and from the kernel. [`JoinedBackend`] makes one backend of several, and
 //! [`UnusableBackend`] stands for one that cannot be had on this host.
@@ -36,11 +34,9 @@ mod describe;
 pub mod devices;
 mod directories;
 mod error;
-mod handle;
 mod hotplug;
 mod joined;
 pub mod libvirt;
-pub mod memory;
 mod memory_devices;
 pub mod message;
 mod migration;
@@ -55,11 +51,9 @@ mod vcpus;
 mod wire;
 
 pub use error::VmError;
-pub use handle::VmHandle;
 pub use hotplug::roll_back;
 pub use joined::JoinedBackend;
 pub use libvirt::{LibvirtBackend, MakeSpare};
-pub use memory::MemoryBackend;
 pub use name::check_name;
 pub use observed::ObservedVcpus;
 pub use qmp::QmpBackend;
@@ -70,9 +64,9 @@ use std::{
     os::fd::{BorrowedFd, OwnedFd},
     time::Duration,
 };
-use vnuma_model::{CpuSet, MigrationProgress, VmDescription};
+use vnuma_model::{CpuSet, MigrationProgress, VmCandidate, VmDescription, VmHandle};
 
-/// A source of VMs: QMP sockets, libvirt; in memory for simulation and tests.
+/// A source of VMs: QMP sockets, libvirt; in memory for tests.
 pub trait VmBackend: Send {
     /// VMs that are there now. Cheap (names only), for a call after every change. What is no VM is skipped with a log
     /// line; an error says that it is not known which there are.
@@ -102,18 +96,6 @@ pub struct Source {
     pub name: String,
     /// Why it has not answered.
     pub problem: Option<String>,
-}
-
-/// A VM that can be connected to.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct VmCandidate {
-    /// The backend's name for it.
-    pub handle: VmHandle,
-    /// Its name by its place, of the form that [`check_name`] accepts. The VM's own name, if it has one, is in
-    /// its description.
-    pub name: String,
-    /// Differs when another VM may be behind the same handle.
-    pub instance: u64,
 }
 
 /// Something that happened to a VM.
@@ -203,25 +185,6 @@ pub trait VmConnection: Send {
     /// Unplugs the device. The guest takes part in that: [`VmError::DetachPending`] says
     /// that it has not let go in time; [`VmEvent::ChannelDetached`] follows when it does.
     fn detach_channel(&mut self) -> Result<(), VmError>;
-    /// Does whoever manages the VM keep pins of its own, so that vCPUs are moved by [`pin_vcpu`](Self::pin_vcpu)?
-    fn keeps_pins(&self) -> bool {
-        false
-    }
-    /// Confines a vCPU, by its thread, to those of these CPUs that the operator allows.
-    fn pin_vcpu(&mut self, tid: i32, _cpus: &CpuSet) -> Result<(), VmError> {
-        let reason = format!("thread {tid} is pinned by its affinity only");
-        Err(VmError::Libvirt { vm: format!("VM of process {}", self.pid()), reason })
-    }
-    /// Confines vCPUs as policies decide, or gives them back what they had before, with one outcome for each. That they are a policy's
-    /// outlasts whoever sets them.
-    fn pin_vcpus(&mut self, pins: &[PolicyPin]) -> Vec<Result<(), PinError>> {
-        pins.iter().map(|pin| self.pin_vcpu(pin.tid, &pin.operator).map_err(PinError::Vm)).collect()
-    }
-    /// Gives vCPUs back what they had before policies have confined them over this or an earlier connection. Returns how many. `keep`:
-    /// pins that stay, by the vCPU's thread.
-    fn unpin_vcpus(&mut self, _keep: &BTreeMap<i32, Vec<CpuSet>>) -> Result<usize, VmError> {
-        Ok(0)
-    }
     /// The vCPU with this APIC id, if it can be unplugged: there is one, and the guest did not boot on it.
     fn removable_vcpu(&mut self, apic_id: u32) -> Result<Plugged, VmError>;
     /// Plugs a vCPU into a spare slot of a guest node. The guest takes it a while later
@@ -233,43 +196,17 @@ pub trait VmConnection: Send {
     /// Asks the guest to let go of a vCPU and waits until it has, up to ten seconds. After
     /// [`VmError::UnplugPending`] it may still do so.
     fn unplug_vcpu(&mut self, apic_id: u32) -> Result<(), VmError>;
-    /// Has a virtio-mem device, by its id, offer its guest so much memory. The guest takes it, or gives memory back, a while later or
-    /// not at all: [`VmEvent::MemoryChanged`] and the description show what it does.
-    fn request_memory(&mut self, id: &str, _bytes: u64) -> Result<(), VmError> {
-        Err(VmError::NotResized { vm: format!("VM of process {}", self.pid()), id: id.to_owned() })
+    /// How it migrates, where [`Abilities::migrates`](vnuma_model::Abilities::migrates) says that it can.
+    fn migrates(&mut self) -> Option<&mut dyn Migrates> {
+        None
     }
-    /// Is it marked to be attached as soon as its guest runs?
-    fn is_marked(&mut self) -> Result<bool, VmError> {
-        Ok(false)
+    /// How whoever manages the VM pins vCPUs, where [`Abilities::pins`](vnuma_model::Abilities::pins) says that pins are kept.
+    fn pins(&mut self) -> Option<&mut dyn Pins> {
+        None
     }
-    /// Marks it to be attached as soon as its guest runs, or takes the mark away. The mark outlasts whoever sets it, and ends with the
-    /// VM at the latest. A VM that waits for a migration is made ready for post-copy as well, if its host can do that.
-    fn mark(&mut self, _marked: bool) -> Result<(), VmError> {
-        Err(VmError::NotMigrated { vm: format!("VM of process {}", self.pid()) })
-    }
-    /// Begins to migrate it. After [`VmError::Timeout`] it may have begun, which [`migration`](Self::migration) shows.
-    fn migrate(&mut self, _destination: &str, _post_copy: bool) -> Result<(), VmError> {
-        Err(VmError::NotMigrated { vm: format!("VM of process {}", self.pid()) })
-    }
-    /// How far its last migration is.
-    fn migration(&mut self) -> Result<MigrationProgress, VmError> {
-        Err(VmError::NotMigrated { vm: format!("VM of process {}", self.pid()) })
-    }
-    /// Has the migration given up, which takes a while.
-    fn cancel_migration(&mut self) -> Result<(), VmError> {
-        Err(VmError::NotMigrated { vm: format!("VM of process {}", self.pid()) })
-    }
-    /// Has the guest go on at the destination before its memory is there.
-    fn start_post_copy(&mut self) -> Result<(), VmError> {
-        Err(VmError::NotMigrated { vm: format!("VM of process {}", self.pid()) })
-    }
-    /// Was a migration begun here, of which it is told whether the VM has left, and which has not failed?
-    fn is_leaving(&self) -> bool {
-        false
-    }
-    /// Did its process end as the VM is at another host? Asked once it has ended; waits a moment for whoever knows.
-    fn has_left(&mut self) -> bool {
-        false
+    /// How it sizes the memory devices that it describes.
+    fn sizes(&mut self) -> Option<&mut dyn Sizes> {
+        None
     }
     /// Waits for the next event. `None` after `timeout`.
     fn poll_event(&mut self, timeout: Duration) -> Result<Option<VmEvent>, VmError>;
@@ -281,4 +218,48 @@ pub trait VmConnection: Send {
     /// Take events until there is none before waiting for it: some may have been received with
     /// the answer to a command.
     fn event_fd(&self) -> BorrowedFd<'_>;
+}
+
+/// A VM that can be told to go to another host.
+pub trait Migrates {
+    /// Is it marked to be attached as soon as its guest runs?
+    fn is_marked(&mut self) -> Result<bool, VmError>;
+    /// Marks it to be attached as soon as its guest runs, or takes the mark away. The mark outlasts whoever sets it, and ends with the
+    /// VM at the latest. A VM that waits for a migration is made ready for post-copy as well, if its host can do that.
+    fn mark(&mut self, marked: bool) -> Result<(), VmError>;
+    /// Begins to migrate it. After [`VmError::Timeout`] it may have begun, which [`progress`](Self::progress) shows.
+    fn migrate(&mut self, destination: &str, post_copy: bool) -> Result<(), VmError>;
+    /// How far its last migration is.
+    fn progress(&mut self) -> Result<MigrationProgress, VmError>;
+    /// Has the migration given up, which takes a while.
+    fn cancel(&mut self) -> Result<(), VmError>;
+    /// Has the guest go on at the destination before its memory is there.
+    fn start_post_copy(&mut self) -> Result<(), VmError>;
+    /// Was a migration begun here, of which it is told whether the VM has left, and which has not failed?
+    fn is_leaving(&self) -> bool {
+        false
+    }
+    /// Did its process end as the VM is at another host? Asked once it has ended; waits a moment for whoever knows.
+    fn has_left(&mut self) -> bool {
+        false
+    }
+}
+
+/// Whoever manages a VM keeps pins of its own: vCPUs are moved by asking for that.
+pub trait Pins {
+    /// Confines a vCPU, by its thread, to those of these CPUs that the operator allows.
+    fn pin(&mut self, tid: i32, cpus: &CpuSet) -> Result<(), VmError>;
+    /// Confines vCPUs as policies decide, or gives them back what they had before, with one outcome for each. That they are a policy's
+    /// outlasts whoever sets them.
+    fn confine(&mut self, pins: &[PolicyPin]) -> Vec<Result<(), PinError>>;
+    /// Gives vCPUs back what they had before policies have confined them over this or an earlier connection. Returns how many. `keep`:
+    /// pins that stay, by the vCPU's thread.
+    fn give_back(&mut self, keep: &BTreeMap<i32, Vec<CpuSet>>) -> Result<usize, VmError>;
+}
+
+/// A VM whose memory devices can be sized.
+pub trait Sizes {
+    /// Has a device, by its id, offer its guest so much memory. The guest takes it, or gives memory back, a while later or
+    /// not at all: [`VmEvent::MemoryChanged`] and the description show what it does.
+    fn request(&mut self, id: &str, bytes: u64) -> Result<(), VmError>;
 }

@@ -13,7 +13,7 @@ use crate::{
     },
 };
 use qapi::qmp;
-use vnuma_model::{MigrationProgress, MigrationStatus};
+use vnuma_model::{Destinations, MigrationProgress, MigrationStatus};
 use vnuma_process::text::sanitize_short;
 
 /// Id of a character device that does nothing. A QEMU that has it is attached as soon as its guest runs. It goes with QEMU's process,
@@ -21,29 +21,9 @@ use vnuma_process::text::sanitize_short;
 pub(crate) const MARK: &str = "vnuma-attach";
 /// Where QEMU lists its character devices.
 const CHARDEVS: &str = "/chardevs";
-/// Longest destination.
-const MAX_DESTINATION: usize = 512;
-/// How destinations begin. Others (`exec:`, `fd:`) make QEMU run a program, or need a descriptor.
-const SCHEMES: [&str; 3] = ["tcp:", "unix:", "vsock:"];
-
-/// Can QEMU be told to migrate there? If not, why.
-pub(crate) fn check_destination(destination: &str) -> Result<(), String> {
-    check_scheme(destination, &SCHEMES)
-}
-
-/// Does a destination begin with one of these, and is it such that it can be passed on? If not, why.
-pub(crate) fn check_scheme(destination: &str, schemes: &[&str]) -> Result<(), String> {
-    if !schemes.iter().any(|scheme| destination.len() > scheme.len() && destination.starts_with(scheme)) {
-        return Err(format!("it does not begin with {}", schemes.join(", ")));
-    }
-    if destination.len() > MAX_DESTINATION {
-        return Err(format!("it is longer than {MAX_DESTINATION} bytes"));
-    }
-    if destination.chars().any(|char| char.is_control() || char.is_whitespace()) {
-        return Err("it has a blank or a control character".to_owned());
-    }
-    Ok(())
-}
+/// Others (`exec:`, `fd:`) make QEMU run a program, or need a descriptor.
+pub(crate) const DESTINATIONS: Destinations =
+    Destinations { schemes: &["tcp:", "unix:", "vsock:"], programs: &[] };
 
 /// Begins a migration. Without an answer to that it is asked what has become of it.
 pub(crate) fn begin(client: &mut Client, destination: &str, post_copy: bool) -> Result<(), VmError> {
@@ -227,20 +207,20 @@ mod tests {
     #[test]
     fn only_destinations_that_run_nothing_are_taken() {
         for good in ["tcp:host:4444", "tcp:[::1]:4444", "unix:/run/in.sock", "vsock:3:4444"] {
-            assert_eq!(check_destination(good), Ok(()), "{good}");
+            assert_eq!(DESTINATIONS.check(good), Ok(()), "{good}");
         }
-        let long = format!("tcp:{}", "x".repeat(MAX_DESTINATION));
+        let long = format!("tcp:{}", "x".repeat(512));
         for bad in
             ["", "tcp:", "host:4444", "exec:rm -r /", "fd:x", "file:/x", "tcp:a b:1", "tcp:a\n:1", &long]
         {
-            assert!(check_destination(bad).is_err(), "{bad}");
+            assert!(DESTINATIONS.check(bad).is_err(), "{bad}");
         }
     }
 
     proptest! {
         #[test]
         fn any_destination_is_survived(text in "\\PC{0,40}") {
-            let _ = check_destination(&text);
+            let _ = DESTINATIONS.check(&text);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! VMs by their QMP sockets.
 
 use crate::{
-    ObservedVcpus, Plugged, VmBackend, VmCandidate, VmConnection, VmError, VmEvent, VmHandle, channel,
+    Migrates, ObservedVcpus, Plugged, Sizes, VmBackend, VmConnection, VmError, VmEvent, channel,
     client::{COMMAND_LIMIT, Client, TASK_LIMIT},
     commands::QueryStatus,
     describe,
@@ -25,7 +25,7 @@ use std::{
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
-use vnuma_model::{MigrationProgress, VmDescription};
+use vnuma_model::{Abilities, MigrationProgress, VmCandidate, VmDescription, VmHandle};
 
 /// How the file of a socket in the directory ends.
 const EXTENSION: &str = "sock";
@@ -35,6 +35,10 @@ const ENTRY_LIMIT: usize = 4096;
 
 /// Handles of this backend begin so; the path of the socket follows.
 const PREFIX: &str = "qmp:";
+
+/// QEMU answers itself, and its operator pins vCPUs by their affinity.
+const ABILITIES: Abilities =
+    Abilities { answered_for: false, pins: false, migrates: Some(migration::DESTINATIONS) };
 
 /// VMs whose QMP sockets are in a directory, or listed one by one.
 #[derive(Debug, Default)]
@@ -135,7 +139,8 @@ impl VmBackend for QmpBackend {
                     self.refuse(&path, &reason);
                 }
                 _ => {
-                    let candidate = VmCandidate { handle, name: name.clone(), instance: instance_of(&file) };
+                    let candidate =
+                        VmCandidate::new(handle, name.as_str(), instance_of(&file)).with(ABILITIES);
                     found.insert(name, (path, candidate));
                 }
             }
@@ -262,32 +267,12 @@ impl VmConnection for QmpConnection {
         outcome
     }
 
-    fn request_memory(&mut self, id: &str, bytes: u64) -> Result<(), VmError> {
-        self.task(|client, _, _| memory_devices::request(client, id, bytes))
+    fn migrates(&mut self) -> Option<&mut dyn Migrates> {
+        Some(self)
     }
 
-    fn is_marked(&mut self) -> Result<bool, VmError> {
-        self.task(|client, _, _| migration::is_marked(client))
-    }
-
-    fn mark(&mut self, marked: bool) -> Result<(), VmError> {
-        self.task(|client, _, _| migration::mark(client, marked))
-    }
-
-    fn migrate(&mut self, destination: &str, post_copy: bool) -> Result<(), VmError> {
-        self.task(|client, _, _| migration::begin(client, destination, post_copy))
-    }
-
-    fn migration(&mut self) -> Result<MigrationProgress, VmError> {
-        self.task(|client, _, _| migration::progress(client))
-    }
-
-    fn cancel_migration(&mut self) -> Result<(), VmError> {
-        self.task(|client, _, _| migration::cancel(client))
-    }
-
-    fn start_post_copy(&mut self) -> Result<(), VmError> {
-        self.task(|client, _, _| migration::switch(client))
+    fn sizes(&mut self) -> Option<&mut dyn Sizes> {
+        Some(self)
     }
 
     fn poll_event(&mut self, timeout: Duration) -> Result<Option<VmEvent>, VmError> {
@@ -308,5 +293,37 @@ impl VmConnection for QmpConnection {
 
     fn event_fd(&self) -> BorrowedFd<'_> {
         self.client.as_fd()
+    }
+}
+
+impl Migrates for QmpConnection {
+    fn is_marked(&mut self) -> Result<bool, VmError> {
+        self.task(|client, _, _| migration::is_marked(client))
+    }
+
+    fn mark(&mut self, marked: bool) -> Result<(), VmError> {
+        self.task(|client, _, _| migration::mark(client, marked))
+    }
+
+    fn migrate(&mut self, destination: &str, post_copy: bool) -> Result<(), VmError> {
+        self.task(|client, _, _| migration::begin(client, destination, post_copy))
+    }
+
+    fn progress(&mut self) -> Result<MigrationProgress, VmError> {
+        self.task(|client, _, _| migration::progress(client))
+    }
+
+    fn cancel(&mut self) -> Result<(), VmError> {
+        self.task(|client, _, _| migration::cancel(client))
+    }
+
+    fn start_post_copy(&mut self) -> Result<(), VmError> {
+        self.task(|client, _, _| migration::switch(client))
+    }
+}
+
+impl Sizes for QmpConnection {
+    fn request(&mut self, id: &str, bytes: u64) -> Result<(), VmError> {
+        self.task(|client, _, _| memory_devices::request(client, id, bytes))
     }
 }

@@ -1,7 +1,8 @@
 //! A backend that is wanted, and that this host does not have.
 
-use crate::{Source, VmBackend, VmCandidate, VmConnection, VmError, VmHandle, joined::foreign_handle};
+use crate::{Source, VmBackend, VmConnection, VmError, joined::foreign_handle};
 use std::os::fd::BorrowedFd;
+use vnuma_model::{VmCandidate, VmHandle};
 
 /// Has no VMs, and says why.
 #[derive(Clone, Debug)]

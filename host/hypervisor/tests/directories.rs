@@ -6,7 +6,8 @@ use std::{
     os::{fd::AsFd, unix::net::UnixListener},
     path::Path,
 };
-use vnuma_hypervisor::{QmpBackend, VmBackend, VmCandidate};
+use vnuma_hypervisor::{QmpBackend, VmBackend};
+use vnuma_model::VmCandidate;
 
 /// Is a change announced, within a time that no machine needs for that?
 fn changed(backend: &QmpBackend) -> bool {
@@ -89,7 +90,7 @@ fn only_handles_of_this_backend_are_connected_to() {
     let text = QmpBackend::handle(Path::new("/nonexistent/a.sock")).unwrap();
     assert_eq!(text.as_str(), "qmp:/nonexistent/a.sock");
     assert!(QmpBackend::default().connect(&text).err().unwrap().nobody_listening());
-    let other = vnuma_hypervisor::VmHandle::new("memory:a");
+    let other = vnuma_model::VmHandle::new("memory:a");
     let error = QmpBackend::default().connect(&other).err().unwrap().to_string();
     assert!(error.starts_with("memory:a: cannot connect"), "{error}");
 }

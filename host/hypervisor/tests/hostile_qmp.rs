@@ -13,8 +13,8 @@ use std::{
     time::{Duration, Instant},
 };
 use tempfile::TempDir;
-use vnuma_hypervisor::{Plugged, QmpBackend, VmBackend, VmConnection, VmError, VmEvent, VmHandle, roll_back};
-use vnuma_model::RunState;
+use vnuma_hypervisor::{Plugged, QmpBackend, VmBackend, VmConnection, VmError, VmEvent, roll_back};
+use vnuma_model::{RunState, VmHandle};
 
 /// Whatever a peer does, no call takes this long.
 const HANG: Duration = Duration::from_secs(20);
@@ -725,15 +725,30 @@ fn slow_migration(pause: Duration, refused: bool, status: &'static str) -> Peer 
 #[test]
 fn a_migration_whose_begin_is_answered_late_has_begun_or_was_refused() {
     let late = Duration::from_millis(1800);
-    slow_migration(late, false, "active").connect().unwrap().migrate("tcp:b:1", false).unwrap();
+    slow_migration(late, false, "active")
+        .connect()
+        .unwrap()
+        .migrates()
+        .unwrap()
+        .migrate("tcp:b:1", false)
+        .unwrap();
     // What QEMU says of an earlier migration does not hide that.
-    let refused = slow_migration(late, true, "completed").connect().unwrap().migrate("tcp:b:1", false);
+    let refused = slow_migration(late, true, "completed")
+        .connect()
+        .unwrap()
+        .migrates()
+        .unwrap()
+        .migrate("tcp:b:1", false);
     assert!(
         matches!(&refused, Err(VmError::Refused { command, reason, .. }) if command == "migrate" && reason == "no room"),
         "{refused:?}"
     );
-    let never =
-        slow_migration(Duration::from_secs(8), false, "active").connect().unwrap().migrate("tcp:b:1", false);
+    let never = slow_migration(Duration::from_secs(8), false, "active")
+        .connect()
+        .unwrap()
+        .migrates()
+        .unwrap()
+        .migrate("tcp:b:1", false);
     assert!(
         matches!(&never, Err(error @ VmError::Timeout { command, .. }) if command == "migrate" && error.may_be_answered()),
         "{never:?}"
@@ -750,7 +765,7 @@ fn what_is_said_of_a_migration_is_checked() {
     ] {
         let peer =
             Peer::answering(move |_, command| json!({"return": answer, "id": command["id"]}).to_string());
-        let error = peer.connect().unwrap().migration().unwrap_err().to_string();
+        let error = peer.connect().unwrap().migrates().unwrap().progress().unwrap_err().to_string();
         assert!(error.contains(part), "{error}");
     }
 }

@@ -40,10 +40,9 @@ use std::{
     time::{Duration, Instant},
 };
 use vnuma_hypervisor::{
-    JoinedBackend, LibvirtBackend, PinError, PolicyPin, QmpBackend, VmBackend, VmConnection, VmError,
-    VmEvent, VmHandle,
+    JoinedBackend, LibvirtBackend, PinError, PolicyPin, QmpBackend, VmBackend, VmConnection, VmError, VmEvent,
 };
-use vnuma_model::{CpuSet, MigrationStatus, NumaPolicy, RunState};
+use vnuma_model::{CpuSet, MigrationStatus, NumaPolicy, RunState, VmHandle};
 
 impl Libvirt {
     fn backend(&self) -> LibvirtBackend {
@@ -488,7 +487,7 @@ fn a_domain_that_is_defined_is_started_pinned_saved_and_started_again() {
     let mut backend = libvirt.backend();
     let mut vm = libvirt.connect(&mut backend, "web");
     let before = vm.describe().unwrap();
-    vm.pin_vcpu(before.vcpus[2].tid, &set("1")).unwrap();
+    vm.pins().unwrap().pin(before.vcpus[2].tid, &set("1")).unwrap();
     let defined = libvirt.must(&["dumpxml", "web", "--inactive"]);
     assert!(!defined.contains("vcpu='2'") && !defined.contains("urn:vnuma"), "the pin outlasts the run");
     let (_ours, theirs) = channel();

@@ -21,8 +21,8 @@ use std::{
     time::{Duration, Instant},
 };
 use tempfile::TempDir;
-use vnuma_hypervisor::{QmpBackend, VmBackend, VmConnection, VmError, VmEvent, VmHandle};
-use vnuma_model::{MemoryDevice, MigrationProgress, MigrationStatus, RunState, VmDescription};
+use vnuma_hypervisor::{QmpBackend, VmBackend, VmConnection, VmError, VmEvent};
+use vnuma_model::{MemoryDevice, MigrationProgress, MigrationStatus, RunState, VmDescription, VmHandle};
 
 /// No step takes this long, on no machine.
 const HANG: Duration = Duration::from_secs(60);
@@ -228,12 +228,12 @@ fn memory_devices_are_described_and_sized() {
     let expected =
         |mib| [(None, 0, 0, "plug0".to_owned()), (Some("vmem1".to_owned()), 1, mib, "plug1".to_owned())];
     assert_eq!(shown(&mut *vm), expected(4));
-    vm.request_memory("vmem1", 32 << 20).unwrap();
+    vm.sizes().unwrap().request("vmem1", 32 << 20).unwrap();
     assert_eq!(shown(&mut *vm), expected(32));
     for (id, bytes, reason) in
         [("vmem1", 1, "multiple"), ("vmem1", 1 << 40, "exceed"), ("vmem9", 0, "not found")]
     {
-        let refused = vm.request_memory(id, bytes).unwrap_err();
+        let refused = vm.sizes().unwrap().request(id, bytes).unwrap_err();
         assert!(
             matches!(&refused, VmError::Refused { reason: found, .. } if found.contains(reason)),
             "{refused}"
@@ -408,7 +408,7 @@ const NODE: &str = "-smp 2,sockets=2 -object memory-backend-ram,id=m,size=512M -
 fn wait_for_status(vm: &mut dyn VmConnection, wanted: &[MigrationStatus]) -> MigrationProgress {
     let end = Instant::now() + HANG;
     loop {
-        let migration = vm.migration().unwrap();
+        let migration = vm.migrates().unwrap().progress().unwrap();
         if wanted.contains(&migration.status) {
             return migration;
         }
@@ -421,21 +421,21 @@ fn wait_for_status(vm: &mut dyn VmConnection, wanted: &[MigrationStatus]) -> Mig
 fn a_vm_is_marked_in_its_own_process() {
     let qemu = Qemu::start(NODE);
     let mut vm = qemu.connect();
-    assert!(!vm.is_marked().unwrap());
+    assert!(!vm.migrates().unwrap().is_marked().unwrap());
     for _ in 0..2 {
-        vm.mark(true).unwrap();
-        assert!(vm.is_marked().unwrap());
+        vm.migrates().unwrap().mark(true).unwrap();
+        assert!(vm.migrates().unwrap().is_marked().unwrap());
     }
     drop(vm);
     let mut next = qemu.connect();
-    assert!(next.is_marked().unwrap(), "it outlasts the connection");
+    assert!(next.migrates().unwrap().is_marked().unwrap(), "it outlasts the connection");
     for _ in 0..2 {
-        next.mark(false).unwrap();
-        assert!(!next.is_marked().unwrap());
+        next.migrates().unwrap().mark(false).unwrap();
+        assert!(!next.migrates().unwrap().is_marked().unwrap());
     }
     drop((next, qemu));
     let by_command_line = Qemu::start("-chardev null,id=vnuma-attach");
-    assert!(by_command_line.connect().is_marked().unwrap());
+    assert!(by_command_line.connect().migrates().unwrap().is_marked().unwrap());
 }
 
 #[test]
@@ -443,11 +443,11 @@ fn a_migration_fails_is_cancelled_and_arrives() {
     let qemu = Qemu::start(NODE);
     qemu.control(CONT);
     let mut vm = qemu.connect();
-    assert_eq!(vm.migration().unwrap().status, MigrationStatus::None);
-    let refused = vm.migrate("tcp:", false).unwrap_err();
+    assert_eq!(vm.migrates().unwrap().progress().unwrap().status, MigrationStatus::None);
+    let refused = vm.migrates().unwrap().migrate("tcp:", false).unwrap_err();
     assert!(matches!(refused, VmError::Refused { .. }), "{refused}");
     let socket = qemu.path("in.sock");
-    vm.migrate(&format!("unix:{}", socket.display()), false).unwrap();
+    vm.migrates().unwrap().migrate(&format!("unix:{}", socket.display()), false).unwrap();
     let failed = wait_for_status(&mut *vm, &[MigrationStatus::Failed]);
     assert!(failed.problem.unwrap().contains("No such file"), "why");
     assert_eq!(vm.describe().unwrap().run_state, RunState::Running);
@@ -456,13 +456,13 @@ fn a_migration_fails_is_cancelled_and_arrives() {
     let mut there = other.connect();
     assert_eq!(there.describe().unwrap().run_state, RunState::Arriving);
     // Post-copy is allowed with it, if this machine can do it.
-    there.mark(true).unwrap();
+    there.migrates().unwrap().mark(true).unwrap();
     qemu.control(SLOW);
-    vm.migrate(&format!("unix:{}", socket.display()), false).unwrap();
+    vm.migrates().unwrap().migrate(&format!("unix:{}", socket.display()), false).unwrap();
     let under_way = wait_for_status(&mut *vm, &[MigrationStatus::Active]);
     assert!(under_way.total_bytes > 512 << 20 || under_way.total_bytes == 0, "{under_way:?}");
     assert!(matches!(vm.attach_channel(server().1), Err(VmError::Refused { .. })), "while it migrates");
-    vm.cancel_migration().unwrap();
+    vm.migrates().unwrap().cancel().unwrap();
     wait_for_status(&mut *vm, &[MigrationStatus::Cancelled]);
     assert_eq!(vm.describe().unwrap().run_state, RunState::Running);
     drop(other);
@@ -470,9 +470,9 @@ fn a_migration_fails_is_cancelled_and_arrives() {
     let socket = qemu.path("again.sock");
     let mut other = Qemu::beside(&format!("{NODE} -incoming unix:{}", socket.display()));
     let mut there = other.connect();
-    there.mark(true).unwrap();
+    there.migrates().unwrap().mark(true).unwrap();
     qemu.control(&SLOW.replace("65536", "1073741824"));
-    vm.migrate(&format!("unix:{}", socket.display()), false).unwrap();
+    vm.migrates().unwrap().migrate(&format!("unix:{}", socket.display()), false).unwrap();
     let done = wait_for_status(&mut *vm, &[MigrationStatus::Completed]);
     assert!(done.sent_bytes > 0 && done.downtime_ms.is_some(), "{done:?}");
     assert_eq!(vm.describe().unwrap().run_state, RunState::Left);
@@ -480,7 +480,7 @@ fn a_migration_fails_is_cancelled_and_arrives() {
     assert_eq!(there.describe().unwrap().run_state, RunState::Paused);
     other.control(CONT);
     assert_eq!(there.describe().unwrap().run_state, RunState::Running);
-    assert!(there.is_marked().unwrap(), "the mark is not overwritten by what arrives");
+    assert!(there.migrates().unwrap().is_marked().unwrap(), "the mark is not overwritten by what arrives");
     let (_ours, theirs) = server();
     there.attach_channel(theirs).unwrap();
     assert!(other.child.try_wait().unwrap().is_none());
@@ -502,7 +502,7 @@ fn a_vm_migrates_with_its_channel_if_the_destination_has_one() {
         if plugged {
             there.attach_channel(theirs).unwrap();
         }
-        vm.migrate(&format!("unix:{}", socket.display()), false).unwrap();
+        vm.migrates().unwrap().migrate(&format!("unix:{}", socket.display()), false).unwrap();
         let ended = wait_for_status(&mut *vm, &[MigrationStatus::Completed, MigrationStatus::Failed]);
         assert_eq!(ended.status == MigrationStatus::Completed, plugged, "{ended:?}");
         assert_eq!(

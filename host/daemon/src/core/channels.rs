@@ -199,7 +199,7 @@ impl Core {
             Some(ChannelState::Recovering) => self.recover(id),
             Some(ChannelState::LostDetaching) => {
                 let name = self.name_of(id);
-                let line = "QEMU has carried out an attach that had timed out; it is undone";
+                let line = "the hypervisor has carried out an attach that had timed out; it is undone";
                 self.log(Level::Info, format!("{name}: {line}"));
                 self.is_to_be_unplugged(id);
                 // It reports that the device is gone, now or when the guest lets go.

@@ -5,7 +5,7 @@ use vnuma_api as api;
 use vnuma_hypervisor::{Plugged, VmError};
 use vnuma_model::{
     ApicId, CpuSet, GuestNodeId, HostNodeId, HostTopology, MigrationProgress, Vcpu, VcpuLocation,
-    VmDescription,
+    VmCandidate, VmDescription, VmHandle,
 };
 use vnuma_policy::{
     Publication,
@@ -20,22 +20,11 @@ use vnuma_policy::{
 };
 use vnuma_process::ActError;
 
-/// What a VM backend lists: a VM, or something that may turn out to be one.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Candidate {
-    /// The backend's name for it. Opaque.
-    pub handle: String,
-    /// Its name until it reports its own.
-    pub name: String,
-    /// Differs when another VM may be behind the handle.
-    pub instance: u64,
-}
-
 /// Something that happened.
 #[derive(Debug)]
 pub enum Event {
     /// The backends listed their VMs, or failed to.
-    Scanned(Result<Vec<Candidate>, String>),
+    Scanned(Result<Vec<VmCandidate>, String>),
     /// Over a connection to a hypervisor.
     Hypervisor(ConnectionId, Report),
     /// Where a watched thread is, after it moved or was read again. `None`: it could not be read.
@@ -297,7 +286,7 @@ pub enum Level {
 #[derive(Debug)]
 pub enum Command {
     /// Connect to what is behind a handle, which is this VM or may turn out to be.
-    Connect(VmId, ConnectionId, String),
+    Connect(VmId, ConnectionId, VmHandle),
     /// Close a connection; its later reports are ignored.
     Disconnect(ConnectionId),
     /// Ask a hypervisor.

@@ -67,8 +67,8 @@ impl Core {
         let Some(areas) = self.world.observation_begun(id) else { return };
         let Some(pid) = self.vm(id).map(|vm| vm.description.pid) else { return };
         if areas.is_empty() {
-            let problem = "where QEMU has the memory of its guest nodes is not known: guest nodes without a memory backend of \
-                           their own (memdev), or several of one size and a QEMU before 8.1";
+            let problem = "where its hypervisor has the memory of its guest nodes is not known: guest nodes without a memory backend of \
+                           their own, or several of one size that an old hypervisor does not tell apart";
             return self.memory_observed(id, pid, Err(problem.to_owned()));
         }
         self.commands.push(Command::ObserveMemory { vm: id, pid, areas });

@@ -17,7 +17,7 @@ use super::{
 };
 use std::collections::{BTreeMap, VecDeque};
 use vnuma_api as api;
-use vnuma_hypervisor::{VmError, VmHandle};
+use vnuma_hypervisor::VmError;
 use vnuma_model::{MigrationProgress, RunState, VmDescription};
 use vnuma_policy::{
     migration::{Migration, MigrationEvent, Order, Phase},
@@ -75,9 +75,10 @@ impl Core {
         let (id, vm, _) = self.connected(name)?;
         let vm_name = || name.to_owned();
         refuse_if_migrating(vm)?;
-        let handle = self.world.get(id).map(|managed| VmHandle::new(managed.handle.as_str()));
-        let taken = handle.map(|handle| handle.check_destination(&destination));
-        if let Some(Err(why)) = taken {
+        let Some(destinations) = self.world.get(id).and_then(|managed| managed.abilities.migrates) else {
+            return Err(VmError::NotMigrated { vm: vm_name() }.into());
+        };
+        if let Err(why) = destinations.check(&destination) {
             let destination = super::sanitize(&destination);
             return Err(Refusal::Destination { vm: vm_name(), destination, why });
         }
@@ -248,7 +249,7 @@ impl Core {
         }
         let over = migration.phase().is_over();
         if !over {
-            migration.problem = Some("its QEMU has ended".to_owned());
+            migration.problem = Some("its hypervisor has ended".to_owned());
         }
         let mut known = shown(vm.name(), &migration);
         if !over {

@@ -83,9 +83,7 @@ impl Core {
 /// Of two handles that lead to one process: are they one VM? So it is where they are of two backends, or where it has one name: a
 /// QEMU has one, and so has a domain over every connection.
 pub(super) fn is_one(managed: &ManagedVm, name: &str, known: &ManagedVm) -> bool {
-    // Handles begin with the names of their backends.
-    let backend = |managed: &ManagedVm| managed.handle.split(':').next().unwrap_or_default().to_owned();
-    known.name() == name || backend(known) != backend(managed)
+    known.name() == name || known.handle.backend() != managed.handle.backend()
 }
 
 /// Why a VM cannot be asked.

@@ -63,7 +63,7 @@ pub enum Refusal {
     NotAttached { vm: String },
     #[error("{vm}: it is migrating to {destination}; `vnumactl migrate {vm} --cancel` ends that")]
     Migrating { vm: String, destination: String },
-    #[error("{vm}: its guest is not here yet: its QEMU waits for a migration")]
+    #[error("{vm}: its guest is not here yet: its hypervisor waits for a migration")]
     Waits { vm: String },
     #[error("{vm}: vnumad knows of no migration of it")]
     NoMigration { vm: String },

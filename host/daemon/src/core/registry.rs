@@ -1,7 +1,7 @@
 //! Which VM is meant: by its handle, its name, a connection to it, or a thread of it.
 
 use std::collections::{BTreeMap, HashMap};
-use vnuma_model::ApicId;
+use vnuma_model::{ApicId, VmHandle};
 use vnuma_policy::world::{ConnectionId, VmId};
 
 /// The indexes that span all VMs.
@@ -9,7 +9,7 @@ use vnuma_policy::world::{ConnectionId, VmId};
 pub(super) struct Registry {
     last_id: u64,
     /// VMs by the backends' names for them.
-    pub handles: HashMap<String, VmId>,
+    pub handles: HashMap<VmHandle, VmId>,
     /// Known VMs by name.
     pub names: HashMap<String, VmId>,
     /// Handles that lead to a process whose VM another handle has, and that process.

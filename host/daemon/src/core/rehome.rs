@@ -82,7 +82,7 @@ impl Core {
         let Some(vm) = self.vm(id) else { return Err(Refusal::Ended { vm: "the VM".to_owned() }) };
         let name = vm.name().to_owned();
         if !vm.memory_areas().iter().any(|area| area.guest_node == wish.guest_node) {
-            let problem = "where QEMU has the memory of this guest node is not known".to_owned();
+            let problem = "where its hypervisor has the memory of this guest node is not known".to_owned();
             return Err(Refusal::Memory { vm: name, problem });
         }
         let refused = |source| Refusal::Rehome {

@@ -29,24 +29,20 @@ pub(super) fn is_shown(managed: &ManagedVm) -> bool {
 pub(super) fn managed(managed: &ManagedVm) -> Option<api::Vm> {
     let problem = problem(managed);
     match (&managed.vm, problem) {
-        (Some(known), problem) => {
-            Some(api::Vm { backend: backend(managed), ..vm(known, hypervisor(managed), problem) })
-        }
+        (Some(known), problem) => Some(api::Vm {
+            backend: managed.handle.backend().to_owned(),
+            ..vm(known, hypervisor(managed), problem)
+        }),
         (None, Some(problem)) => Some(unreachable(managed, hypervisor(managed), problem)),
         (None, None) => None,
     }
-}
-
-/// Handles begin with the names of their backends.
-fn backend(managed: &ManagedVm) -> String {
-    managed.handle.split_once(':').map(|(backend, _)| backend.to_owned()).unwrap_or_default()
 }
 
 /// Why its hypervisor cannot be asked.
 pub(super) fn problem(managed: &ManagedVm) -> Option<String> {
     match managed.process {
         Some(process) => match process.stopped {
-            Some(reason) => Some(format!("QEMU (process {}) is {}", process.pid, reason)),
+            Some(reason) => Some(format!("the hypervisor (process {}) is {}", process.pid, reason)),
             None => managed.link.problem().map(str::to_owned),
         },
         None => managed.link.problem().map(str::to_owned),
@@ -155,7 +151,7 @@ fn unreachable(managed: &ManagedVm, hypervisor: api::Hypervisor, problem: String
     api::Vm {
         name: managed.fallback_name.clone(),
         pid: None,
-        backend: backend(managed),
+        backend: managed.handle.backend().to_owned(),
         described: false,
         hypervisor,
         attached: false,

@@ -2,7 +2,7 @@
 
 use super::{
     Core, Reply,
-    event::{Ask, Candidate, Command, Level, Report},
+    event::{Ask, Command, Level, Report},
     migration::has_arrived,
     names::is_one,
     refusal::Refusal,
@@ -12,7 +12,7 @@ use super::{
 use std::collections::{BTreeMap, HashSet};
 use vnuma_api as api;
 use vnuma_hypervisor::VmError;
-use vnuma_model::{ApicId, RunState, Vcpu, VmDescription};
+use vnuma_model::{ApicId, RunState, Vcpu, VmCandidate, VmDescription};
 use vnuma_policy::migration::MigrationEvent;
 use vnuma_policy::world::{
     ChannelEvent, ConnectionId, DescriptionSource, Link, LinkEvent, ManagedVm, ProcessState, StopReason, Vm,
@@ -26,19 +26,19 @@ const YOUNG_PART: u64 = 15;
 
 impl Core {
     /// The backends listed what there is.
-    pub(super) fn scanned(&mut self, candidates: Vec<Candidate>) {
+    pub(super) fn scanned(&mut self, candidates: Vec<VmCandidate>) {
         self.registry.scan_problem = None;
         let listed: HashSet<&str> = candidates.iter().map(|candidate| candidate.handle.as_str()).collect();
         // A VM lives on without its handle, until its process ends.
         let over = |managed: &ManagedVm| managed.vm.is_none() && !listed.contains(managed.handle.as_str());
         let gone: Vec<_> = self.world.iter().filter(|(_, m)| over(m)).map(|(id, _)| id).collect();
         gone.into_iter().for_each(|id| self.forget_handle(id));
-        for Candidate { handle, name, instance } in candidates {
-            let now_ns = self.now_ns;
-            let Some(&id) = self.registry.handles.get(&handle) else {
+        for candidate in candidates {
+            let (now_ns, instance) = (self.now_ns, candidate.instance);
+            let Some(&id) = self.registry.handles.get(&candidate.handle) else {
                 let id = self.registry.fresh_id();
-                self.registry.handles.insert(handle.clone(), id);
-                self.world.insert(id, ManagedVm::new(handle, name, instance, now_ns));
+                self.registry.handles.insert(candidate.handle.clone(), id);
+                self.world.insert(id, ManagedVm::new(candidate, now_ns));
                 continue;
             };
             // Compared first, so that a scan without news touches nothing.
@@ -370,7 +370,7 @@ impl Core {
         let (known, now_ns) = (self.vm(id).is_some(), self.now_ns);
         let expected = !known && error.nobody_listening();
         if expected {
-            let handle = self.world.get(id).map(|managed| managed.handle.clone()).unwrap_or_default();
+            let handle = self.world.get(id).map(|managed| managed.handle.to_string()).unwrap_or_default();
             self.log(Level::Debug, format!("{handle}: no VM behind it: {error}"));
         }
         let problem = (!expected).then(|| error.to_string());
@@ -491,7 +491,7 @@ impl Core {
         let (handle, problem) = (managed.handle.clone(), render::problem(managed));
         match stopped {
             Some(_) => self.log(Level::Warn, format!("{handle}: {}", problem.unwrap_or_default())),
-            None => self.log(Level::Info, format!("{handle}: QEMU (process {pid}) runs again")),
+            None => self.log(Level::Info, format!("{handle}: the hypervisor (process {pid}) runs again")),
         }
     }
 

@@ -89,8 +89,8 @@ use tracing::{debug, info, warn};
 use vnuma_abi_topology_channel::SECTION_DEVICES;
 use vnuma_api as api;
 use vnuma_channel::{Channel, DriverMode, DriverVersion, GuestStatus};
-use vnuma_hypervisor::{Source, VmBackend, VmError, VmHandle};
-use vnuma_model::HostTopology;
+use vnuma_hypervisor::{Source, VmBackend, VmError};
+use vnuma_model::{HostTopology, VmHandle};
 use vnuma_observe::{
     HostWatcher,
     location::{KernelEvents, monotonic_ns},
@@ -149,7 +149,6 @@ pub(crate) struct Shell {
     records: Records,
     workers: HashMap<ConnectionId, (VmId, Worker)>,
     /// VMs whose vCPUs are moved by whoever manages them, with the connection to that.
-    pinners: HashMap<VmId, ConnectionId>,
     channels: HashMap<VmId, Channel>,
     /// The process of each VM, as the connection to its hypervisor found it.
     pidfds: HashMap<VmId, (i32, Arc<OwnedFd>)>,
@@ -234,7 +233,6 @@ impl Shell {
             factory,
             inbox,
             workers: HashMap::new(),
-            pinners: HashMap::new(),
             channels: HashMap::new(),
             pidfds: HashMap::new(),
             waiting: HashMap::new(),
@@ -386,13 +384,9 @@ impl Shell {
     fn reported(&mut self, connection: ConnectionId, report: report::Report) {
         use report::Report as R;
         let Some(&(vm, _)) = self.workers.get(&connection) else { return };
-        let is_up = matches!(report, R::Up { pins: true, .. });
+        let is_up = matches!(report, R::Up { .. });
         let report = match report {
-            R::Up { description, pidfd, channel, pins } => {
-                match pins {
-                    true => drop(self.pinners.insert(vm, connection)),
-                    false => drop(self.pinners.remove(&vm)),
-                }
+            R::Up { description, pidfd, channel } => {
                 self.keep_process(vm, description.pid, pidfd);
                 Report::Up(description, channel)
             }
@@ -415,7 +409,7 @@ impl Shell {
             R::Plain(report) => report,
         };
         self.step(Event::Hypervisor(connection, report));
-        if is_up {
+        if is_up && self.keeps_pins(vm) {
             self.settle_pins(vm);
         }
         // The core may have dropped this channel meanwhile.
@@ -546,7 +540,7 @@ impl Shell {
                 return self.make(Move { vm, pid, pidfd, vcpu, tid, node, cpus });
             }
             Command::Confine { vm, pid, masks } => {
-                let (pidfd, pins) = (self.pidfd(vm, pid), self.pinners.contains_key(&vm));
+                let (pidfd, pins) = (self.pidfd(vm, pid), self.keeps_pins(vm));
                 self.mover.order(Order::Confine { vm, pid, pidfd, masks, pins });
             }
             Command::Follow { vm, pid, vcpus, cpus } => {
@@ -599,13 +593,12 @@ impl Shell {
         // Another channel may have taken its place.
         if self.pidfds.get(&vm).is_some_and(|(known, _)| *known == pid) {
             self.pidfds.remove(&vm);
-            self.pinners.remove(&vm);
         }
         self.processes.unwatch(vm, pid);
     }
 
     fn watch_process(&self, vm: VmId, pid: i32) {
-        let probed = Probed::of(self.core.world().get(vm).map(|known| known.handle.as_str()));
+        let probed = Probed::of(self.core.world().get(vm).map(|known| known.abilities));
         self.processes.watch(vm, pid, self.pidfd(vm, pid), probed);
     }
 
@@ -615,15 +608,20 @@ impl Shell {
         process.map(|(_, pidfd)| Arc::clone(pidfd))
     }
 
+    /// Does whoever manages the VM keep pins of its own, so that its vCPUs are confined by asking for that?
+    fn keeps_pins(&self, vm: VmId) -> bool {
+        self.core.world().get(vm).is_some_and(|known| known.abilities.pins)
+    }
+
     /// Who asks whoever manages the VM.
     fn pinner(&self, vm: VmId) -> Option<&Worker> {
-        let worker = self.pinners.get(&vm).and_then(|connection| self.workers.get(connection));
-        worker.map(|(_, worker)| worker)
+        let connection = self.core.world().get(vm)?.link.connection()?;
+        self.workers.get(&connection).map(|(_, worker)| worker)
     }
 
     /// Has a move made: by whoever manages the VM, if that keeps its pins.
     fn make(&self, wanted: Move) -> Option<Event> {
-        if !self.pinners.contains_key(&wanted.vm) {
+        if !self.keeps_pins(wanted.vm) {
             self.mover.order(Order::Move(wanted));
             return None;
         }
@@ -636,11 +634,11 @@ impl Shell {
         Some(refused.give_up(&"not connected to what manages the VM, which keeps its pins"))
     }
 
-    fn connect(&mut self, vm: VmId, connection: ConnectionId, handle: String) -> Option<Event> {
+    fn connect(&mut self, vm: VmId, connection: ConnectionId, handle: VmHandle) -> Option<Event> {
         let (inbox, backend) = (Arc::clone(&self.inbox), (self.factory)());
         let (records, reader) = (self.records.clone(), self.locator.reader());
         let name = self.core.world().get(vm).map_or_else(String::new, |vm| vm.fallback_name.clone());
-        let at = (VmHandle::new(handle.as_str()), name);
+        let at = (handle.clone(), name);
         match Worker::start(&self.supervisor.vms, connection, at, backend, records, reader, inbox) {
             Ok(worker) => {
                 self.workers.insert(connection, (vm, worker));
@@ -648,7 +646,7 @@ impl Shell {
             }
             Err(source) => {
                 let command = "starting a thread".to_owned();
-                let lost = VmError::Io { vm: handle, command, source };
+                let lost = VmError::Io { vm: handle.to_string(), command, source };
                 Some(Event::Hypervisor(connection, Report::Lost(lost)))
             }
         }

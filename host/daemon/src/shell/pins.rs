@@ -213,7 +213,7 @@ impl Shell {
     pub(super) fn restore(&self, vm: VmId, pid: i32) {
         let pidfd = self.pidfd(vm, pid);
         let (mut vcpus, mut pins) = (Vec::new(), Ok(0));
-        if self.pinners.contains_key(&vm) {
+        if self.keeps_pins(vm) {
             let (inbox, pidfd) = (Arc::clone(&self.inbox), pidfd.clone());
             // Fails only while vnumad stops.
             let told = move |outcome| _ = inbox.send(Message::Unpinned(vm, pid, pidfd, outcome));
@@ -248,11 +248,10 @@ impl Shell {
     pub(super) fn give_pins_back(&self) {
         let (tell, told) = mpsc::channel();
         let mut left = BTreeMap::new();
-        for vm in self.pinners.keys() {
-            let known = self.core.world().get(*vm).and_then(|managed| managed.vm.as_ref());
-            let Some(known) = known.filter(|vm| !wanted_pins(vm).is_empty()) else { continue };
-            left.insert(*vm, known.name().to_owned());
-            let (vm, tell) = (*vm, tell.clone());
+        for (vm, managed) in self.core.world().iter().filter(|(_, managed)| managed.abilities.pins) {
+            let Some(known) = managed.vm.as_ref().filter(|vm| !wanted_pins(vm).is_empty()) else { continue };
+            left.insert(vm, known.name().to_owned());
+            let tell = tell.clone();
             // Nobody listens once the time is up.
             drop(self.unpin(vm, Unpin::new(BTreeMap::new(), move |outcome| drop(tell.send((vm, outcome))))));
         }
@@ -270,7 +269,7 @@ impl Shell {
                 stays(&name, &error);
             }
         }
-        left.values().for_each(|name| stays(name, "libvirt has not answered in time"));
+        left.values().for_each(|name| stays(name, "what manages it has not answered in time"));
     }
 }
 

@@ -16,8 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tracing::{info, warn};
-use vnuma_hypervisor::VmHandle;
-use vnuma_model::{StopReason, VmId};
+use vnuma_model::{Abilities, StopReason, VmId};
 use vnuma_observe::{
     location::Prefer,
     tasks::{Call, Doing, TaskLook, TaskReader},
@@ -47,12 +46,9 @@ pub(super) enum Probed {
 }
 
 impl Probed {
-    /// The VM with this handle, if it is known.
-    pub(super) fn of(handle: Option<&str>) -> Self {
-        match handle.is_none_or(|handle| VmHandle::new(handle).answers_itself()) {
-            true => Self::Yes,
-            false => Self::No,
-        }
+    /// A VM whose hypervisor can do this, if that is known.
+    pub(super) fn of(abilities: Option<Abilities>) -> Self {
+        if abilities.is_some_and(|abilities| abilities.answered_for) { Self::No } else { Self::Yes }
     }
 }
 
@@ -427,9 +423,10 @@ mod tests {
     }
 
     #[test]
-    fn another_program_answers_for_domains_of_libvirt_only() {
-        assert_eq!(Probed::of(Some("libvirt:0f3c8a4e@qemu:///system")), Probed::No);
-        assert_eq!([Probed::of(Some("qmp:/run/vnuma/qmp/web.sock")), Probed::of(None)], [Probed::Yes; 2]);
+    fn a_vm_that_another_program_answers_for_is_not_probed() {
+        let answered_for = Abilities { answered_for: true, ..Abilities::default() };
+        assert_eq!(Probed::of(Some(answered_for)), Probed::No);
+        assert_eq!([Probed::of(Some(Abilities::default())), Probed::of(None)], [Probed::Yes; 2]);
     }
 
     #[test]

@@ -9,8 +9,8 @@ use vnuma_model::VmDescription;
 /// What a worker reports.
 #[derive(Debug)]
 pub(crate) enum Report {
-    /// The hypervisor has greeted and described the VM. `pins`: its vCPUs are moved over this connection.
-    Up { description: VmDescription, pidfd: OwnedFd, channel: bool, pins: bool },
+    /// The hypervisor has greeted and described the VM.
+    Up { description: VmDescription, pidfd: OwnedFd, channel: bool },
     /// It has not answered a probe in time.
     Slow { problem: String, pid: i32, pidfd: OwnedFd },
     /// It does not answer. Carries what was observed without it, so that both are shown at the same time.

@@ -5,7 +5,7 @@ use super::{
     inbox::{Inbox, Message},
     records::Records,
 };
-use crate::core::event::{Candidate, Event};
+use crate::core::event::Event;
 use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::eventfd::EventFd,
@@ -17,7 +17,8 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-use vnuma_hypervisor::{Source, VmBackend, VmCandidate};
+use vnuma_hypervisor::{Source, VmBackend};
+use vnuma_model::VmCandidate;
 use vnuma_process::{Jobs, Next, Worker, Workers};
 
 /// Changes within this time are handled together.
@@ -108,15 +109,9 @@ impl Task {
         fds.get(1).is_some_and(|fd| fd.any().unwrap_or(false))
     }
 
-    fn scan(&mut self) -> Result<Vec<Candidate>, String> {
+    fn scan(&mut self) -> Result<Vec<VmCandidate>, String> {
         let candidates = self.backend.scan().map_err(|error| error.to_string());
         *self.sources.lock().unwrap_or_else(PoisonError::into_inner) = self.backend.sources();
-        let candidates = candidates?;
-        let candidate = |found: VmCandidate| Candidate {
-            handle: found.handle.to_string(),
-            name: found.name,
-            instance: found.instance,
-        };
-        Ok(candidates.into_iter().map(candidate).collect())
+        candidates
     }
 }

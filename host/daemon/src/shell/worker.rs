@@ -37,8 +37,8 @@ use std::{
     time::{Duration, Instant},
 };
 use vnuma_channel::{Channel, Generations, Ivshmem, Region};
-use vnuma_hypervisor::{PinError, VmBackend, VmConnection, VmError, VmEvent, VmHandle, roll_back};
-use vnuma_model::{Backoff, GuestNodeId};
+use vnuma_hypervisor::{Migrates, PinError, VmBackend, VmConnection, VmError, VmEvent, roll_back};
+use vnuma_model::{Backoff, GuestNodeId, VmHandle};
 use vnuma_policy::world::ConnectionId;
 use vnuma_process::{self as process, Jobs, Next, Workers, copy_affinity, main_loop, stopped};
 
@@ -55,6 +55,9 @@ const ATTEMPTS: Backoff = Backoff::of(Duration::from_secs(2), Duration::from_sec
 
 /// A connection breaks shortly before the process's end is seen.
 const END_LIMIT: Duration = Duration::from_millis(500);
+
+/// Nobody but the shell asks for pins, and only of VMs whose abilities say so.
+const NO_PINS: &str = "whoever manages the VM keeps no pins";
 
 /// Most events taken before commands have their turn.
 const EVENTS_A_ROUND: usize = 64;
@@ -224,15 +227,15 @@ impl Task {
         };
         let last = match stop {
             Stop::Unwanted => return self.part(&mut *connection),
-            Stop::Ended if connection.has_left() => CoreReport::Left,
+            Stop::Ended if has_left(&mut *connection) => CoreReport::Left,
             Stop::Ended => CoreReport::Ended,
             // Before its process ends, libvirt knows nothing of a domain that has left.
-            Stop::Lost(_) | Stop::Silent(_) if connection.is_leaving() && connection.has_left() => {
+            Stop::Lost(_) | Stop::Silent(_) if is_leaving(&mut *connection) && has_left(&mut *connection) => {
                 CoreReport::Left
             }
             Stop::Lost(error) | Stop::Silent(error) => {
                 if ends_soon(&*connection, &error) {
-                    if connection.has_left() { CoreReport::Left } else { CoreReport::Ended }
+                    if has_left(&mut *connection) { CoreReport::Left } else { CoreReport::Ended }
                 } else {
                     // A failed observation must not keep the lost connection from being reported.
                     if matches!(self.report_observed(&*connection), Err(Stop::Unwanted)) {
@@ -255,8 +258,11 @@ impl Task {
         let channel = connection.tidy_channel()?;
         let pidfd = self.pidfd(connection)?;
         self.probe_wanted = false;
-        let (pins, marked) = (connection.keeps_pins(), connection.is_marked()?);
-        self.report(Report::Up { description, pidfd, channel, pins })?;
+        let marked = match connection.migrates() {
+            Some(migrates) => migrates.is_marked()?,
+            None => false,
+        };
+        self.report(Report::Up { description, pidfd, channel })?;
         if marked {
             self.report(Report::Plain(CoreReport::Marked(Ok(true))))?;
         }
@@ -370,11 +376,11 @@ impl Task {
                 Next::Job(Job::PinAll(pins)) => self.pin_all(connection, pins)?,
                 Next::Job(Job::Unpin(unpin)) => self.unpin(connection, unpin)?,
                 Next::Job(Job::Migrate(destination, post_copy)) => {
-                    let outcome = connection.migrate(&destination, post_copy);
+                    let outcome = migrates(connection).and_then(|vm| vm.migrate(&destination, post_copy));
                     self.conclude_with(connection, outcome, CoreReport::MigrationBegun)?;
                 }
                 Next::Job(Job::Resize(node, device, bytes)) => {
-                    let outcome = connection.request_memory(&device, bytes);
+                    let outcome = request_memory(connection, &device, bytes);
                     self.conclude_with(connection, outcome, |outcome| CoreReport::Resized(node, outcome))?;
                 }
                 Next::Nothing => break,
@@ -487,19 +493,20 @@ impl Task {
                 self.conclude(stop, Report::Plain(CoreReport::Replugged(outcome)))
             }
             Ask::Mark(marked) => {
-                let outcome = connection.mark(marked).map(|()| marked);
+                let outcome = migrates(connection).and_then(|vm| vm.mark(marked)).map(|()| marked);
                 self.conclude_with(connection, outcome, CoreReport::Marked)
             }
             Ask::LookAtMigration => {
-                let outcome = connection.migration();
+                let outcome = migrates(connection).and_then(|vm| vm.progress());
                 self.conclude_with(connection, outcome, CoreReport::Migration)
             }
             Ask::SwitchMigration => {
-                let outcome = connection.start_post_copy().and_then(|()| connection.migration());
+                let outcome =
+                    migrates(connection).and_then(|vm| vm.start_post_copy().and_then(|()| vm.progress()));
                 self.conclude_with(connection, outcome, CoreReport::Migration)
             }
             Ask::CancelMigration => {
-                let outcome = connection.cancel_migration().and_then(|()| connection.migration());
+                let outcome = migrates(connection).and_then(|vm| vm.cancel().and_then(|()| vm.progress()));
                 self.conclude_with(connection, outcome, CoreReport::Migration)
             }
         }
@@ -517,7 +524,11 @@ impl Task {
     }
 
     fn pin(&self, connection: &mut dyn VmConnection, pin: Pin) -> Result<(), Stop> {
-        match connection.pin_vcpu(pin.tid, &pin.cpus) {
+        let Some(manager) = connection.pins() else {
+            pin.failed(&NO_PINS);
+            return Ok(());
+        };
+        match manager.pin(pin.tid, &pin.cpus) {
             Ok(()) => {
                 let location = self.reader.read(connection.pid(), pin.tid);
                 pin.done(location);
@@ -531,7 +542,11 @@ impl Task {
     }
 
     fn pin_all(&self, connection: &mut dyn VmConnection, pins: Pins) -> Result<(), Stop> {
-        let outcomes = connection.pin_vcpus(&pins.wanted());
+        let Some(manager) = connection.pins() else {
+            pins.failed(&NO_PINS);
+            return Ok(());
+        };
+        let outcomes = manager.confine(&pins.wanted());
         let errors = outcomes.iter().filter_map(|outcome| match outcome {
             Err(PinError::Vm(error)) => Some(error),
             _ => None,
@@ -542,7 +557,11 @@ impl Task {
     }
 
     fn unpin(&self, connection: &mut dyn VmConnection, unpin: Unpin) -> Result<(), Stop> {
-        let outcome = connection.unpin_vcpus(&unpin.keep);
+        let Some(manager) = connection.pins() else {
+            unpin.answer(Ok(0));
+            return Ok(());
+        };
+        let outcome = manager.give_back(&unpin.keep);
         let stop = outcome.as_ref().err().and_then(|error| self.stop_after(connection, error));
         unpin.answer(outcome.map_err(|error| error.to_string()));
         stop.map_or(Ok(()), Err)
@@ -670,6 +689,25 @@ impl Task {
         self.probe_wanted = false;
         self.report(Report::Plain(CoreReport::Described(description)))
     }
+}
+
+fn migrates(connection: &mut dyn VmConnection) -> Result<&mut dyn Migrates, VmError> {
+    let vm = format!("VM of process {}", connection.pid());
+    connection.migrates().ok_or(VmError::NotMigrated { vm })
+}
+
+fn is_leaving(connection: &mut dyn VmConnection) -> bool {
+    connection.migrates().is_some_and(|vm| vm.is_leaving())
+}
+
+fn has_left(connection: &mut dyn VmConnection) -> bool {
+    connection.migrates().is_some_and(|vm| vm.has_left())
+}
+
+fn request_memory(connection: &mut dyn VmConnection, id: &str, bytes: u64) -> Result<(), VmError> {
+    let vm = format!("VM of process {}", connection.pid());
+    let sizes = connection.sizes().ok_or_else(|| VmError::NotResized { vm, id: id.to_owned() })?;
+    sizes.request(id, bytes)
 }
 
 /// Why it does not answer, and where it is stuck if that can be seen.

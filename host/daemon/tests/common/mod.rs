@@ -19,7 +19,8 @@ use std::{
 use tokio::sync::oneshot;
 use vnuma_channel_model::GuestEnd;
 use vnuma_daemon::{BackendFactory, Config};
-use vnuma_hypervisor::{MemoryBackend, QmpBackend, memory::MemoryVm};
+use vnuma_hypervisor::QmpBackend;
+use vnuma_memory_backend::{MemoryBackend, MemoryVm};
 use vnuma_model::VmDescription;
 
 /// A running daemon; it is stopped when this is dropped.

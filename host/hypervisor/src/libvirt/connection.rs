@@ -7,11 +7,11 @@ use super::{
     states::shares_directory,
 };
 use crate::{
-    ObservedVcpus, PinError, Plugged, PolicyPin, VmConnection, VmError, VmEvent, observed, process::Process,
+    Migrates, ObservedVcpus, Pins, Plugged, VmConnection, VmError, VmEvent, observed, process::Process,
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::VecDeque,
     fs,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::Path,
@@ -20,7 +20,7 @@ use std::{
 };
 use vnuma_abi_topology_channel::ivshmem::VECTORS;
 use vnuma_libvirt::{Domain, DomainEvent, DomainXml, LibvirtError};
-use vnuma_model::{CpuSet, MigrationProgress, RunState, VmDescription};
+use vnuma_model::{MigrationProgress, RunState, VmDescription};
 use vnuma_process::{apparmor, qemu};
 
 /// The alias of the channel's device. libvirt keeps the names that begin so for its users.
@@ -316,20 +316,12 @@ impl VmConnection for LibvirtConnection {
         if released? { Ok(()) } else { Err(VmError::DetachPending { vm: self.name.clone(), limit_ms }) }
     }
 
-    fn keeps_pins(&self) -> bool {
-        true
+    fn migrates(&mut self) -> Option<&mut dyn Migrates> {
+        Some(self)
     }
 
-    fn pin_vcpu(&mut self, tid: i32, cpus: &CpuSet) -> Result<(), VmError> {
-        self.pin(tid, cpus)
-    }
-
-    fn pin_vcpus(&mut self, pins: &[PolicyPin]) -> Vec<Result<(), PinError>> {
-        self.confine(pins)
-    }
-
-    fn unpin_vcpus(&mut self, keep: &BTreeMap<i32, Vec<CpuSet>>) -> Result<usize, VmError> {
-        self.unpin(keep)
+    fn pins(&mut self) -> Option<&mut dyn Pins> {
+        Some(self)
     }
 
     fn removable_vcpu(&mut self, _apic_id: u32) -> Result<Plugged, VmError> {
@@ -346,38 +338,6 @@ impl VmConnection for LibvirtConnection {
 
     fn unplug_vcpu(&mut self, _apic_id: u32) -> Result<(), VmError> {
         self.refused("a replug")
-    }
-
-    fn is_marked(&mut self) -> Result<bool, VmError> {
-        Ok(self.xml()?.marked)
-    }
-
-    fn mark(&mut self, marked: bool) -> Result<(), VmError> {
-        self.set_mark(marked)
-    }
-
-    fn migrate(&mut self, destination: &str, post_copy: bool) -> Result<(), VmError> {
-        self.depart(destination, post_copy)
-    }
-
-    fn migration(&mut self) -> Result<MigrationProgress, VmError> {
-        self.departure_progress()
-    }
-
-    fn cancel_migration(&mut self) -> Result<(), VmError> {
-        self.cancel_departure()
-    }
-
-    fn start_post_copy(&mut self) -> Result<(), VmError> {
-        self.domain.start_post_copy(XML).map_err(|cause| self.failed(cause))
-    }
-
-    fn is_leaving(&self) -> bool {
-        self.departure.as_ref().is_some_and(|departure| departure.may_have_left())
-    }
-
-    fn has_left(&mut self) -> bool {
-        self.has_departed()
     }
 
     fn poll_event(&mut self, timeout: Duration) -> Result<Option<VmEvent>, VmError> {
@@ -413,6 +373,40 @@ impl VmConnection for LibvirtConnection {
 
     fn event_fd(&self) -> BorrowedFd<'_> {
         self.domain.event_fd()
+    }
+}
+
+impl Migrates for LibvirtConnection {
+    fn is_marked(&mut self) -> Result<bool, VmError> {
+        Ok(self.xml()?.marked)
+    }
+
+    fn mark(&mut self, marked: bool) -> Result<(), VmError> {
+        self.set_mark(marked)
+    }
+
+    fn migrate(&mut self, destination: &str, post_copy: bool) -> Result<(), VmError> {
+        self.depart(destination, post_copy)
+    }
+
+    fn progress(&mut self) -> Result<MigrationProgress, VmError> {
+        self.departure_progress()
+    }
+
+    fn cancel(&mut self) -> Result<(), VmError> {
+        self.cancel_departure()
+    }
+
+    fn start_post_copy(&mut self) -> Result<(), VmError> {
+        self.domain.start_post_copy(XML).map_err(|cause| self.failed(cause))
+    }
+
+    fn is_leaving(&self) -> bool {
+        self.departure.as_ref().is_some_and(|departure| departure.may_have_left())
+    }
+
+    fn has_left(&mut self) -> bool {
+        self.has_departed()
     }
 }
 

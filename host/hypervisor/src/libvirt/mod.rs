@@ -19,13 +19,11 @@ mod pins;
 mod states;
 
 use crate::{
-    Source, VmBackend, VmCandidate, VmConnection, VmError, VmHandle, joined::foreign_handle,
-    name::check_name, process::Process,
+    Source, VmBackend, VmConnection, VmError, joined::foreign_handle, name::check_name, process::Process,
 };
 pub use common_socket::MakeSpare;
 use common_socket::{CommonSocket, Served};
 use connection::LibvirtConnection;
-pub(crate) use migration::check_destination;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use states::{Daemon, Named, Numbers, States};
 use std::{
@@ -38,10 +36,15 @@ use std::{
     time::{Duration, Instant},
 };
 use vnuma_libvirt::{Connection, Library, LibvirtError, Listed};
+use vnuma_model::{Abilities, VmCandidate, VmHandle};
 use vnuma_process::{qemu, text::sanitize_short};
 
 /// Handles of this backend begin so; the domain's UUID and the URI of its connection follow.
-pub(crate) const PREFIX: &str = "libvirt:";
+const PREFIX: &str = "libvirt:";
+
+/// libvirt answers for its domains, whatever their QEMUs do, and keeps pins of their vCPUs.
+const ABILITIES: Abilities =
+    Abilities { answered_for: true, pins: true, migrates: Some(migration::DESTINATIONS) };
 
 /// For a list of domains, after which the last one counts.
 const LIST_LIMIT: Duration = Duration::from_secs(1);
@@ -285,7 +288,7 @@ impl VmBackend for LibvirtBackend {
             let mut hasher = DefaultHasher::new();
             (domain.listed.id, status.pid).hash(&mut hasher);
             let name = name_of(&domain.listed).to_owned();
-            Some(VmCandidate { handle: VmHandle::new(handle.as_str()), name, instance: hasher.finish() })
+            Some(VmCandidate::new(handle.as_str(), name, hasher.finish()).with(ABILITIES))
         };
         Ok(known.domains.iter().filter_map(candidate).collect())
     }

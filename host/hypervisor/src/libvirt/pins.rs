@@ -4,7 +4,7 @@ use super::{
     connection::{LibvirtConnection, XML},
     describe,
 };
-use crate::{PinError, PolicyPin, VmError};
+use crate::{PinError, Pins, PolicyPin, VmError};
 use std::{collections::BTreeMap, fs};
 use vnuma_libvirt::{DomainXml, OwnPin, PINS_NAMESPACE, PREFIX, TakingBack, Wanted, pins_element};
 use vnuma_model::CpuSet;
@@ -45,31 +45,6 @@ impl LibvirtConnection {
         self.impossible(format!(
             "an operator's vcpupin lets its vCPU {vcpu} run on CPUs {limit} only, {which} of {cpus}"
         ))
-    }
-
-    /// Pins a vCPU, by its thread, to those of these CPUs that its operator allows.
-    pub(super) fn pin(&self, tid: i32, cpus: &CpuSet) -> Result<(), VmError> {
-        let xml = self.xml()?;
-        let vcpu = self.vcpu_of(&self.vcpus(&xml)?, tid)?;
-        let set = xml.allowed(vcpu, cpus);
-        if set.is_empty() {
-            return self.forbidden(&xml, vcpu, "none", cpus);
-        }
-        let wanted = BTreeMap::from([(vcpu, Wanted { set, after: None })]);
-        match self.make(&xml, &wanted, |_| None)?.remove(&vcpu) {
-            Some(Err(PinError::Vm(error))) => Err(error),
-            _ => Ok(()),
-        }
-    }
-
-    /// Pins vCPUs as policies decide, or gives them back what they had before.
-    pub(super) fn confine(&self, pins: &[PolicyPin]) -> Vec<Result<(), PinError>> {
-        self.try_confine(pins).unwrap_or_else(|error| {
-            let again =
-                |error: &VmError| VmError::Libvirt { vm: self.name.clone(), reason: error.to_string() };
-            let others: Vec<_> = pins.iter().skip(1).map(|_| Err(again(&error).into())).collect();
-            [Err(error.into())].into_iter().chain(others).collect()
-        })
     }
 
     fn wanted(&self, xml: &DomainXml, vcpu: u32, pin: &PolicyPin) -> Result<Wanted, VmError> {
@@ -157,38 +132,6 @@ impl LibvirtConnection {
         Ok(outcomes)
     }
 
-    /// Gives vCPUs back what they had before policies, but for pins that are to stay.
-    pub(super) fn unpin(&self, keep: &BTreeMap<i32, Vec<CpuSet>>) -> Result<usize, VmError> {
-        let xml = self.xml()?;
-        let run = self.run();
-        if xml.policy_pins(&run).is_empty() {
-            return Ok(0);
-        }
-        let (vcpus, online) = (self.vcpus(&xml)?, self.all_cpus()?);
-        let tids: BTreeMap<u32, i32> = vcpus.into_iter().map(|(tid, vcpu)| (vcpu, tid)).collect();
-        let mut wanted = BTreeMap::new();
-        for (vcpu, own, after) in xml.policy_pins(&run) {
-            let (Some(tid), pin) = (tids.get(&vcpu), xml.pin(vcpu)) else { continue };
-            if keep.get(tid).is_some_and(|kept| kept.iter().any(|set| Some(set) == pin)) {
-                continue;
-            }
-            let Ok(found) = read_allowed(self.process.pid(), *tid) else { continue };
-            let ours = own.sets().any(|set| is_still(set, &found, &online));
-            // libvirtd may have been killed before it wrote a pin down.
-            let lost = || ours && !pin.is_some_and(|pin| is_still(pin, &found, &online));
-            if own.is(pin) || lost() {
-                // An affinity that somebody else has set is kept, and libvirt told of it.
-                wanted.insert(vcpu, xml.given_back(vcpu, if ours { after } else { &found }));
-            }
-        }
-        let outcomes = self.make(&xml, &wanted, |_| None)?;
-        let (given_back, failed): (Vec<_>, Vec<_>) = outcomes.into_values().partition(Result::is_ok);
-        match failed.into_iter().find_map(Result::err) {
-            Some(PinError::Vm(error)) => Err(error),
-            _ => Ok(given_back.len()),
-        }
-    }
-
     /// Lets vCPUs run where their operator lets them.
     fn take_back_pins(
         &self,
@@ -224,6 +167,62 @@ impl LibvirtConnection {
             return self.take_back_pins(xml, xml.taking_back(&run, &self.all_cpus()?));
         }
         xml.settled_pins().map_or(Ok(()), |pins| self.note_pins(&pins))
+    }
+}
+
+impl Pins for LibvirtConnection {
+    fn pin(&mut self, tid: i32, cpus: &CpuSet) -> Result<(), VmError> {
+        let xml = self.xml()?;
+        let vcpu = self.vcpu_of(&self.vcpus(&xml)?, tid)?;
+        let set = xml.allowed(vcpu, cpus);
+        if set.is_empty() {
+            return self.forbidden(&xml, vcpu, "none", cpus);
+        }
+        let wanted = BTreeMap::from([(vcpu, Wanted { set, after: None })]);
+        match self.make(&xml, &wanted, |_| None)?.remove(&vcpu) {
+            Some(Err(PinError::Vm(error))) => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    fn confine(&mut self, pins: &[PolicyPin]) -> Vec<Result<(), PinError>> {
+        self.try_confine(pins).unwrap_or_else(|error| {
+            let again =
+                |error: &VmError| VmError::Libvirt { vm: self.name.clone(), reason: error.to_string() };
+            let others: Vec<_> = pins.iter().skip(1).map(|_| Err(again(&error).into())).collect();
+            [Err(error.into())].into_iter().chain(others).collect()
+        })
+    }
+
+    fn give_back(&mut self, keep: &BTreeMap<i32, Vec<CpuSet>>) -> Result<usize, VmError> {
+        let xml = self.xml()?;
+        let run = self.run();
+        if xml.policy_pins(&run).is_empty() {
+            return Ok(0);
+        }
+        let (vcpus, online) = (self.vcpus(&xml)?, self.all_cpus()?);
+        let tids: BTreeMap<u32, i32> = vcpus.into_iter().map(|(tid, vcpu)| (vcpu, tid)).collect();
+        let mut wanted = BTreeMap::new();
+        for (vcpu, own, after) in xml.policy_pins(&run) {
+            let (Some(tid), pin) = (tids.get(&vcpu), xml.pin(vcpu)) else { continue };
+            if keep.get(tid).is_some_and(|kept| kept.iter().any(|set| Some(set) == pin)) {
+                continue;
+            }
+            let Ok(found) = read_allowed(self.process.pid(), *tid) else { continue };
+            let ours = own.sets().any(|set| is_still(set, &found, &online));
+            // libvirtd may have been killed before it wrote a pin down.
+            let lost = || ours && !pin.is_some_and(|pin| is_still(pin, &found, &online));
+            if own.is(pin) || lost() {
+                // An affinity that somebody else has set is kept, and libvirt told of it.
+                wanted.insert(vcpu, xml.given_back(vcpu, if ours { after } else { &found }));
+            }
+        }
+        let outcomes = self.make(&xml, &wanted, |_| None)?;
+        let (given_back, failed): (Vec<_>, Vec<_>) = outcomes.into_values().partition(Result::is_ok);
+        match failed.into_iter().find_map(Result::err) {
+            Some(PinError::Vm(error)) => Err(error),
+            _ => Ok(given_back.len()),
+        }
     }
 }
 

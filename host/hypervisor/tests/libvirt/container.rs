@@ -48,7 +48,7 @@ fn its_domains_are_described_moved_and_attached() {
         assert_eq!(description.vcpus.len(), 4);
         let memory = description.guest_nodes.iter().filter_map(|node| node.memory.as_ref());
         assert_eq!(memory.filter(|memory| memory.mapping.is_some()).count(), 2);
-        vm.pin_vcpu(description.vcpus[2].tid, &set("1")).unwrap_or_else(|error| panic!("{error}"));
+        vm.pins().unwrap().pin(description.vcpus[2].tid, &set("1")).unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(status(description.vcpus[2].tid, "Cpus_allowed_list:"), "1");
         // As a volume is mounted that cannot be written to.
         let sockets = libvirt.dir.path().join("sockets");

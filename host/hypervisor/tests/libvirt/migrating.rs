@@ -11,7 +11,7 @@ use vnuma_model::RunState;
 fn outcome(vm: &mut dyn VmConnection) -> MigrationStatus {
     wait_for("the migration to end", || {
         // For a moment libvirt says only that the domain has gone.
-        let migration = vm.migration().inspect_err(|error| println!("{error}")).ok()?;
+        let migration = vm.migrates().unwrap().progress().inspect_err(|error| println!("{error}")).ok()?;
         if let Some(problem) = &migration.problem {
             println!("{problem}");
         }
@@ -33,13 +33,13 @@ fn a_domain_that_leaves_takes_no_pins_of_vnumad_along() {
     let mut backend = libvirt.backend();
     let mut vm = libvirt.connect(&mut backend, "web");
     let vcpus = vm.describe().unwrap().vcpus;
-    vm.pin_vcpu(vcpus[2].tid, &set("1")).unwrap();
-    vm.pin_vcpu(vcpus[3].tid, &set("1")).unwrap();
-    vm.mark(true).unwrap();
-    vm.migrate(&other.uri(), false).unwrap_or_else(|error| panic!("{error}"));
+    vm.pins().unwrap().pin(vcpus[2].tid, &set("1")).unwrap();
+    vm.pins().unwrap().pin(vcpus[3].tid, &set("1")).unwrap();
+    vm.migrates().unwrap().mark(true).unwrap();
+    vm.migrates().unwrap().migrate(&other.uri(), false).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(outcome(&mut *vm), MigrationStatus::Completed);
     assert!(
-        vm.is_leaving() && vm.has_left() && vm.describe().is_err(),
+        vm.migrates().unwrap().is_leaving() && vm.migrates().unwrap().has_left() && vm.describe().is_err(),
         "whoever describes it now learns that it has left"
     );
     let xml = other.must(&["dumpxml", "web"]);
@@ -166,7 +166,7 @@ fn a_pin_to_all_cpus_of_a_host_is_no_limit_on_the_next() {
     let (mut here, mut there) = (libvirt.backend(), other.backend());
     let mut vm = libvirt.connect(&mut here, "web");
     let tid = vm.describe().unwrap().vcpus[2].tid;
-    vm.pin_vcpu(tid, &set("1")).unwrap();
+    vm.pins().unwrap().pin(tid, &set("1")).unwrap();
     libvirt.must(&["resume", "web"]);
     let hosts = [(&libvirt, &other), (&other, &libvirt)];
     for (round, (from, to)) in hosts.into_iter().enumerate() {
@@ -202,15 +202,15 @@ fn a_domain_that_stays_keeps_its_pins() {
     for looks in [true, false] {
         let mut vm = libvirt.connect(&mut backend, "web");
         let tid = vm.describe().unwrap().vcpus[2].tid;
-        vm.pin_vcpu(tid, &set("1")).unwrap();
-        vm.migrate("qemu+unix:///system?socket=/run/nobody", false).unwrap();
+        vm.pins().unwrap().pin(tid, &set("1")).unwrap();
+        vm.migrates().unwrap().migrate("qemu+unix:///system?socket=/run/nobody", false).unwrap();
         if looks {
             assert_eq!(outcome(&mut *vm), MigrationStatus::Failed);
         }
         drop(vm);
         let mut vm = libvirt.connect(&mut backend, "web");
         assert_eq!(pinned(&libvirt, "2"), "1");
-        vm.pin_vcpu(tid, &set("0")).unwrap_or_else(|error| panic!("it is vnumad's: {error}"));
+        vm.pins().unwrap().pin(tid, &set("0")).unwrap_or_else(|error| panic!("it is vnumad's: {error}"));
         assert_eq!(pinned(&libvirt, "2"), "0");
     }
 }

@@ -33,9 +33,11 @@ fn a_pin_is_libvirts_own_and_stays_within_the_operators() {
     let mut backend = libvirt.backend();
     let mut vm = libvirt.connect(&mut backend, "web");
     let vcpus = vm.describe().unwrap().vcpus;
-    let pin = |vm: &mut dyn VmConnection, vcpu: usize, cpus: &str| vm.pin_vcpu(vcpus[vcpu].tid, &set(cpus));
+    let pin = |vm: &mut dyn VmConnection, vcpu: usize, cpus: &str| {
+        vm.pins().unwrap().pin(vcpus[vcpu].tid, &set(cpus))
+    };
     let pinned = |vcpu: &str| pinned(&libvirt, vcpu);
-    assert!(vm.keeps_pins());
+    assert!(vm.pins().is_some());
     pin(&mut *vm, 2, "1").unwrap();
     assert_eq!(pinned("2"), "1");
     let allowed = vnuma_process::read_allowed(vm.pid(), vcpus[2].tid).unwrap();
@@ -65,20 +67,20 @@ fn a_pin_that_fails_leaves_the_one_before_vnumads() {
     let mut backend = libvirt.backend();
     let mut vm = libvirt.connect(&mut backend, "web");
     let tid = vm.describe().unwrap().vcpus[2].tid;
-    vm.pin_vcpu(tid, &set("0")).unwrap();
+    vm.pins().unwrap().pin(tid, &set("0")).unwrap();
     for cpus in ["8190", "8191"] {
-        let error = vm.pin_vcpu(tid, &set(cpus)).unwrap_err().to_string();
+        let error = vm.pins().unwrap().pin(tid, &set(cpus)).unwrap_err().to_string();
         assert!(error.contains("virDomainPinVcpuFlags"), "{error}");
         assert_eq!(pinned(&libvirt, "2"), "0");
     }
     // Another vnumad does not know what has failed.
     drop(vm);
     let mut vm = libvirt.connect(&mut backend, "web");
-    vm.pin_vcpu(tid, &set("1")).unwrap_or_else(|error| panic!("{error}"));
+    vm.pins().unwrap().pin(tid, &set("1")).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(pinned(&libvirt, "2"), "1");
     // What was before is vnumad's no longer.
     libvirt.must(&["vcpupin", "web", "2", "0", "--live"]);
-    assert!(vm.pin_vcpu(tid, &set("1")).is_err(), "an operator has pinned it since");
+    assert!(vm.pins().unwrap().pin(tid, &set("1")).is_err(), "an operator has pinned it since");
 }
 
 /// How vnumad calls this run of a domain.
@@ -106,13 +108,13 @@ fn a_pin_that_was_replaced_is_forgotten_with_the_next_description() {
     let mut backend = libvirt.backend();
     let mut vm = libvirt.connect(&mut backend, "web");
     let tid = vm.describe().unwrap().vcpus[2].tid;
-    vm.pin_vcpu(tid, &set("1")).unwrap();
+    vm.pins().unwrap().pin(tid, &set("1")).unwrap();
     let run = run(&*vm);
     note(&libvirt, &format!("<vcpu id='2' set='1' before='0' run='{run}'/>"));
     libvirt.must(&["resume", "web"]);
     vm.describe().unwrap();
     libvirt.must(&["vcpupin", "web", "2", "0", "--live"]);
-    assert!(vm.pin_vcpu(tid, &set("1")).is_err(), "an operator has pinned it since");
+    assert!(vm.pins().unwrap().pin(tid, &set("1")).is_err(), "an operator has pinned it since");
 }
 
 /// They could not be taken back when it arrived.
@@ -132,12 +134,12 @@ fn a_move_does_not_make_pins_of_another_host_its_own() {
     let mut vm = libvirt.connect(&mut backend, "web");
     let tid = vm.describe().unwrap().vcpus[2].tid;
     assert_eq!(pinned(&libvirt, "2"), "1", "it does not run yet");
-    vm.pin_vcpu(tid, &set("0")).unwrap_or_else(|error| panic!("{error}"));
+    vm.pins().unwrap().pin(tid, &set("0")).unwrap_or_else(|error| panic!("{error}"));
     libvirt.must(&["resume", "web"]);
     vm.describe().unwrap();
     assert_eq!(["0", "1", "2", "3"].map(|vcpu| pinned(&libvirt, vcpu)), ["0-1", "0", "0", "1"]);
     // What vnumad has pinned here is its own afterwards, too.
-    vm.pin_vcpu(tid, &set("1")).unwrap_or_else(|error| panic!("{error}"));
+    vm.pins().unwrap().pin(tid, &set("1")).unwrap_or_else(|error| panic!("{error}"));
     vm.describe().unwrap();
     assert_eq!(pinned(&libvirt, "2"), "1");
 }
@@ -168,7 +170,7 @@ fn policies_pin_as_libvirt_does_and_give_back_what_was_before() {
     let tids = [vcpus[2].tid, vcpus[3].tid];
     let pinned = || ["2", "3"].map(|vcpu| pinned(&libvirt, vcpu));
     // vCPU 1 has a pin of its operator's, and no thread has the number 1.
-    let outcomes = vm.pin_vcpus(&[
+    let outcomes = vm.pins().unwrap().confine(&[
         confine(tids[0], "0-1", "0-1", Some("1")),
         confine(vcpus[1].tid, "0", "0", Some("0-1")),
         confine(1, "0", "0", Some("0")),
@@ -187,7 +189,7 @@ fn policies_pin_as_libvirt_does_and_give_back_what_was_before() {
         (["1", "0"].map(str::to_owned), ["1", "0"].map(str::to_owned))
     );
     // One is given back.
-    vm.pin_vcpus(&[confine(tids[1], "0", "0-1", None)]).remove(0).unwrap();
+    vm.pins().unwrap().confine(&[confine(tids[1], "0", "0-1", None)]).remove(0).unwrap();
     assert_eq!(
         (pinned(), allowed(&*vm, tids)),
         (["1", "0-1"].map(str::to_owned), ["1", "0-1"].map(str::to_owned))
@@ -195,19 +197,19 @@ fn policies_pin_as_libvirt_does_and_give_back_what_was_before() {
     // What an operator pins meanwhile is the operator's: it stays, and is a limit.
     libvirt.must(&["vcpupin", "web", "2", "0", "--live"]);
     for cpus in [Some("0-1"), None] {
-        let outcome = vm.pin_vcpus(&[confine(tids[0], "1", "0-1", cpus)]).remove(0);
+        let outcome = vm.pins().unwrap().confine(&[confine(tids[0], "1", "0-1", cpus)]).remove(0);
         assert!(outcome.is_err(), "{cpus:?}");
         assert_eq!(pinned()[0], "0");
     }
-    let outcome = vm.pin_vcpus(&[confine(tids[0], "1", "0-1", None)]).remove(0);
+    let outcome = vm.pins().unwrap().confine(&[confine(tids[0], "1", "0-1", None)]).remove(0);
     assert!(matches!(&outcome, Err(PinError::Changed(found)) if *found == set("0")), "{outcome:?}");
-    let outcome = vm.pin_vcpus(&[confine(tids[0], "0", "0", Some("1"))]).remove(0);
+    let outcome = vm.pins().unwrap().confine(&[confine(tids[0], "0", "0", Some("1"))]).remove(0);
     assert!(outcome.unwrap_err().to_string().contains("run on CPUs 0 only"), "the next placement is within");
     // Nor does a policy take an affinity that somebody has set.
     vnuma_process::pin_thread(vm.pidfd(), vm.pid(), tids[1], &set("1")).unwrap();
-    let outcome = vm.pin_vcpus(&[confine(tids[1], "0-1", "0-1", Some("0"))]).remove(0);
+    let outcome = vm.pins().unwrap().confine(&[confine(tids[1], "0-1", "0-1", Some("0"))]).remove(0);
     assert!(matches!(&outcome, Err(PinError::Changed(found)) if *found == set("1")), "{outcome:?}");
-    assert_eq!(vm.unpin_vcpus(&BTreeMap::new()).unwrap(), 0);
+    assert_eq!(vm.pins().unwrap().give_back(&BTreeMap::new()).unwrap(), 0);
     assert_eq!(allowed(&*vm, tids), ["0", "1"]);
     assert!(!libvirt.is_tainted("web"));
 }
@@ -225,29 +227,33 @@ fn the_next_vnumad_takes_back_what_policies_have_pinned() {
     let vcpus = vm.describe().unwrap().vcpus;
     let tids = [vcpus[2].tid, vcpus[3].tid];
     let is_noted = || is_noted(&libvirt);
-    vm.pin_vcpu(vcpus[0].tid, &set("1")).unwrap();
+    vm.pins().unwrap().pin(vcpus[0].tid, &set("1")).unwrap();
     let policys = [confine(tids[0], "0-1", "0-1", Some("1")), confine(tids[1], "0-1", "0-1", Some("0"))];
-    assert!(vm.pin_vcpus(&policys).into_iter().all(|outcome| outcome.is_ok()));
+    assert!(vm.pins().unwrap().confine(&policys).into_iter().all(|outcome| outcome.is_ok()));
     let again = confine(vcpus[0].tid, "1", "1", Some("1"));
-    vm.pin_vcpus(&[again]).remove(0).unwrap();
+    vm.pins().unwrap().confine(&[again]).remove(0).unwrap();
     drop(vm);
     let mut vm = libvirt.connect(&mut backend, "web");
     // The same vnumad, which has lost libvirt, keeps what its policies still want.
     let keep = BTreeMap::from([(tids[0], vec![set("0"), set("1")]), (tids[1], vec![set("1")])]);
-    assert_eq!(vm.unpin_vcpus(&keep).unwrap(), 2, "that of the move, and one that no policy wants");
+    assert_eq!(
+        vm.pins().unwrap().give_back(&keep).unwrap(),
+        2,
+        "that of the move, and one that no policy wants"
+    );
     assert_eq!(allowed(&*vm, tids), ["1", "0-1"]);
     drop(vm);
     // Another one keeps none. libvirtd was killed before it had written a pin down.
     let mut vm = libvirt.connect(&mut backend, "web");
-    vm.pin_vcpus(&[confine(tids[1], "0-1", "0-1", Some("0"))]).remove(0).unwrap();
+    vm.pins().unwrap().confine(&[confine(tids[1], "0-1", "0-1", Some("0"))]).remove(0).unwrap();
     libvirt.must(&["vcpupin", "web", "3", "0-1", "--live"]);
     vnuma_process::pin_thread(vm.pidfd(), vm.pid(), tids[1], &set("0")).unwrap();
-    assert_eq!(vm.unpin_vcpus(&BTreeMap::new()).unwrap(), 2);
+    assert_eq!(vm.pins().unwrap().give_back(&BTreeMap::new()).unwrap(), 2);
     assert_eq!(allowed(&*vm, tids), ["0-1", "0-1"]);
     assert_eq!(["0", "2", "3"].map(|vcpu| pinned(&libvirt, vcpu)), ["1", "0-1", "0-1"]);
     assert!(is_noted(), "the move stays");
-    assert_eq!(vm.unpin_vcpus(&BTreeMap::new()).unwrap(), 0);
-    vm.pin_vcpu(vcpus[0].tid, &set("0-1")).unwrap();
+    assert_eq!(vm.pins().unwrap().give_back(&BTreeMap::new()).unwrap(), 0);
+    vm.pins().unwrap().pin(vcpus[0].tid, &set("0-1")).unwrap();
     assert!(!is_noted());
 }
 
@@ -262,12 +268,12 @@ fn an_affinity_that_somebody_has_set_outlasts_the_policy() {
     let mut backend = libvirt.backend();
     let mut vm = libvirt.connect(&mut backend, "web");
     let tid = vm.describe().unwrap().vcpus[2].tid;
-    vm.pin_vcpus(&[confine(tid, "0-1", "0-1", Some("0-1"))]).remove(0).unwrap();
+    vm.pins().unwrap().confine(&[confine(tid, "0-1", "0-1", Some("0-1"))]).remove(0).unwrap();
     vnuma_process::pin_thread(vm.pidfd(), vm.pid(), tid, &set("0")).unwrap();
-    assert_eq!(vm.unpin_vcpus(&BTreeMap::new()).unwrap(), 1);
+    assert_eq!(vm.pins().unwrap().give_back(&BTreeMap::new()).unwrap(), 1);
     assert_eq!(pinned(&libvirt, "2"), "0");
     assert_eq!(vnuma_process::read_allowed(vm.pid(), tid).unwrap(), set("0"));
-    vm.pin_vcpu(tid, &set("0-1")).unwrap();
+    vm.pins().unwrap().pin(tid, &set("0-1")).unwrap();
     assert_eq!(pinned(&libvirt, "2"), "0-1", "it is not the operator's pin");
 }
 
@@ -284,13 +290,13 @@ fn a_libvirtd_that_hangs_is_waited_for_once_and_pins_nothing() {
     libvirt.signal(Signal::SIGSTOP);
     let began = Instant::now();
     let pins: Vec<_> = vcpus.iter().map(|vcpu| confine(vcpu.tid, "0-1", "0-1", Some("0"))).collect();
-    let outcomes = vm.pin_vcpus(&pins);
+    let outcomes = vm.pins().unwrap().confine(&pins);
     println!("not answered within {:?}", began.elapsed());
     libvirt.signal(Signal::SIGCONT);
     assert_eq!(outcomes.len(), 4);
     assert!(matches!(&outcomes[0], Err(PinError::Vm(VmError::NoAnswer { .. }))), "{outcomes:?}");
     assert!(outcomes.iter().all(Result::is_err), "{outcomes:?}");
     wait_for("libvirtd to answer", || vm.describe().ok().map(drop));
-    assert_eq!(vm.unpin_vcpus(&BTreeMap::new()).unwrap(), 0, "it was not asked to pin any");
+    assert_eq!(vm.pins().unwrap().give_back(&BTreeMap::new()).unwrap(), 0, "it was not asked to pin any");
     assert_eq!(["0", "1", "2", "3"].map(|vcpu| pinned(&libvirt, vcpu)), ["0-1", "0", "0-1", "0-1"]);
 }

@@ -37,7 +37,10 @@ use crate::{
     repatriation::Repatriator,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use vnuma_model::{ApicId, GuestNodeId, HostNodeId, HostTopology, RunState, VcpuLocation, VmDescription};
+use vnuma_model::{
+    Abilities, ApicId, GuestNodeId, HostNodeId, HostTopology, RunState, VcpuLocation, VmCandidate,
+    VmDescription, VmHandle,
+};
 
 /// The process of a VM's hypervisor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -196,7 +199,7 @@ impl Vm {
         }
     }
 
-    /// Its guest has not arrived yet: its QEMU waits for a migration.
+    /// Its guest has not arrived yet: its hypervisor waits for a migration.
     pub fn waits(&self) -> bool {
         self.description.run_state == RunState::Arriving
     }
@@ -357,11 +360,13 @@ enum Located {
 #[derive(Clone, Debug)]
 pub struct ManagedVm {
     /// The backend's name for it, opaque here.
-    pub handle: String,
+    pub handle: VmHandle,
     /// Its name until it reports its own.
     pub fallback_name: String,
     /// Differs when another VM may be behind the handle.
     pub instance: u64,
+    /// What its hypervisor can do.
+    pub abilities: Abilities,
     /// The link to its hypervisor.
     pub link: Link,
     /// The process of its hypervisor, once known.
@@ -372,8 +377,9 @@ pub struct ManagedVm {
 
 impl ManagedVm {
     /// A candidate that was just listed.
-    pub fn new(handle: String, fallback_name: String, instance: u64, now_ns: u64) -> Self {
-        Self { handle, fallback_name, instance, link: Link::new(now_ns), process: None, vm: None }
+    pub fn new(candidate: VmCandidate, now_ns: u64) -> Self {
+        let VmCandidate { handle, name: fallback_name, instance, abilities } = candidate;
+        Self { handle, fallback_name, instance, abilities, link: Link::new(now_ns), process: None, vm: None }
     }
 
     /// The name by which an operator calls it.
@@ -570,7 +576,7 @@ mod tests {
             memory_devices: Vec::new(),
         };
         let mut world = World::new(host);
-        let mut managed = ManagedVm::new("qmp:a".into(), "a".into(), 0, 0);
+        let mut managed = ManagedVm::new(VmCandidate::new("qmp:a", "a", 0), 0);
         managed.vm = Some(Vm::new(&world.host, description, DescriptionSource::Hypervisor, 0));
         managed.link = Link::Answers { connection: 1 };
         world.insert(1, managed);

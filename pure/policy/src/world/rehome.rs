@@ -33,10 +33,10 @@ pub enum RehomeObstacle {
         free: u64,
     },
     /// It is spread over nodes on purpose.
-    #[error("its memory is interleaved over nodes by QEMU's policy")]
+    #[error("its memory is interleaved over nodes by its policy")]
     Interleaved,
     /// Its process has no memory of that node.
-    #[error("the cpuset of QEMU excludes the memory of node {0}")]
+    #[error("the cpuset of its hypervisor excludes the memory of node {0}")]
     Cpuset(HostNodeId),
     /// The node is offline, or has no memory.
     #[error("node {0} is offline, or has no memory")]
@@ -300,7 +300,7 @@ impl World {
                     self.want_memory(id, order);
                 }
                 None => {
-                    let problem = "where QEMU has it is not known any more".to_owned();
+                    let problem = "where its hypervisor has it is not known any more".to_owned();
                     rehome.memory_ended(part.start, part.node, Some(problem));
                 }
             },

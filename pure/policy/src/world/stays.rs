@@ -66,7 +66,7 @@ pub enum StaysWhy {
     NotSeen,
     /// The policy of its memory does not name the node.
     #[error(
-        "QEMU's policy ({policy}) takes its pages from nodes {nodes:?}, and only QEMU can change that{}",
+        "its memory's policy ({policy}) takes its pages from nodes {nodes:?}, and only its hypervisor can change that{}",
         anyway(.policy)
     )]
     Bound {
@@ -76,7 +76,7 @@ pub enum StaysWhy {
         nodes: Vec<HostNodeId>,
     },
     /// Its process has no memory of that node.
-    #[error("the cpuset of QEMU excludes the memory of node {0}")]
+    #[error("the cpuset of its hypervisor excludes the memory of node {0}")]
     Cpuset(HostNodeId),
     /// The node is offline, or has no memory.
     #[error("node {0} is offline, or has no memory")]
@@ -201,7 +201,7 @@ impl World {
         let vm = self.get(id)?.vm.as_ref()?;
         let areas: Vec<_> =
             vm.memory_areas().into_iter().filter(|area| area.guest_node == guest_node).collect();
-        let unknown = || StaysWhy::Unknown("where QEMU has it is not known".to_owned());
+        let unknown = || StaysWhy::Unknown("where its hypervisor has it is not known".to_owned());
         let busy = [
             (!vm.description.devices.is_empty(), StaysWhy::Devices),
             (areas.is_empty(), unknown()),

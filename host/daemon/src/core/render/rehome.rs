@@ -97,7 +97,7 @@ fn notes(vm: &Vm, host: &HostTopology, rehome: &Rehome) -> Vec<String> {
     let bound = node.map(|node| bound(vm, node, elsewhere)).unwrap_or_default();
     if !bound.is_empty() {
         notes.push(format!(
-            "QEMU's policy takes new pages of it from nodes {bound:?}, and nobody but QEMU can change that: pages that are freed and \
+            "its policy takes new pages of it from nodes {bound:?}, and nobody but its hypervisor can change that: pages that are freed and \
              touched again go there; start the VM without host-nodes= (or with host-nodes={to}) to avoid it"
         ));
     }

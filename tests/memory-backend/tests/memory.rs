@@ -8,11 +8,8 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-use vnuma_hypervisor::{
-    MemoryBackend, ObservedVcpus, Plugged, VmBackend, VmConnection, VmError, VmEvent,
-    memory::{MemoryVm, Unplug},
-    roll_back,
-};
+use vnuma_hypervisor::{ObservedVcpus, Plugged, VmBackend, VmConnection, VmError, VmEvent, roll_back};
+use vnuma_memory_backend::{MemoryBackend, MemoryVm, Unplug};
 use vnuma_model::{GuestNode, RunState, Vcpu, VmDescription};
 
 /// Whatever a VM does, no call takes this long.

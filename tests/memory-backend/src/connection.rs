@@ -1,7 +1,6 @@
 //! A connection to a VM that exists in memory.
 
-use super::{MemoryVm, Shared, Unplug};
-use crate::{ObservedVcpus, Plugged, VmConnection, VmError, VmEvent, process::pidfd_open};
+use crate::{MemoryVm, Shared, Unplug};
 use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::eventfd::EventFd,
@@ -13,7 +12,9 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
+use vnuma_hypervisor::{Migrates, ObservedVcpus, Plugged, Sizes, VmConnection, VmError, VmEvent};
 use vnuma_model::{MigrationProgress, MigrationStatus, Vcpu, VmDescription};
+use vnuma_process::open_pidfd;
 
 /// What a guest is said to be given for an answer. Nothing waits that long.
 const LIMIT_MS: u64 = 10_000;
@@ -36,7 +37,7 @@ impl MemoryConnection {
     pub(super) fn new(shared: &Arc<Shared>, name: &str, vm: &MemoryVm) -> io::Result<Self> {
         let pid = vm.description.pid;
         let pidfd =
-            if vm.real_process { pidfd_open(pid)? } else { vm.end_fd.as_fd().try_clone_to_owned()? };
+            if vm.real_process { open_pidfd(pid)? } else { vm.end_fd.as_fd().try_clone_to_owned()? };
         let (shared, name, event_fd) = (Arc::clone(shared), name.to_owned(), Arc::clone(&vm.event_fd));
         Ok(Self { shared, name, instance: vm.instance, pid, pidfd, event_fd })
     }
@@ -183,68 +184,12 @@ impl VmConnection for MemoryConnection {
         })
     }
 
-    fn request_memory(&mut self, id: &str, bytes: u64) -> Result<(), VmError> {
-        self.ask(|vm, name| {
-            let resizes = vm.resizes;
-            let devices = &mut vm.description.memory_devices;
-            let Some(device) = devices.iter_mut().find(|device| device.id.as_deref() == Some(id)) else {
-                let reason = format!("Device '{id}' not found");
-                return Err(VmError::Refused { vm: name, command: "qom-set".to_owned(), reason });
-            };
-            device.requested_bytes = bytes;
-            if resizes {
-                device.plugged_bytes = bytes;
-                vm.events.push_back(VmEvent::MemoryChanged);
-                // A counter that is full is as readable as any other.
-                let _ = vm.event_fd.write(1);
-            }
-            Ok(())
-        })
+    fn migrates(&mut self) -> Option<&mut dyn Migrates> {
+        Some(self)
     }
 
-    fn is_marked(&mut self) -> Result<bool, VmError> {
-        self.ask(|vm, _| Ok(vm.marked))
-    }
-
-    fn mark(&mut self, marked: bool) -> Result<(), VmError> {
-        self.ask(|vm, _| {
-            vm.marked = marked;
-            Ok(())
-        })
-    }
-
-    fn migrate(&mut self, destination: &str, post_copy: bool) -> Result<(), VmError> {
-        self.ask(|vm, _| {
-            vm.migrated_to = Some((destination.to_owned(), post_copy));
-            vm.migration.status = MigrationStatus::Setup;
-            Ok(())
-        })
-    }
-
-    fn migration(&mut self) -> Result<MigrationProgress, VmError> {
-        self.ask(|vm, _| Ok(vm.migration.clone()))
-    }
-
-    fn is_leaving(&self) -> bool {
-        self.shared.lock().vms.get(&self.name).is_some_and(|vm| vm.leaves.is_some())
-    }
-
-    fn has_left(&mut self) -> bool {
-        self.shared.lock().vms.get(&self.name).is_some_and(|vm| vm.leaves == Some(true))
-    }
-
-    fn cancel_migration(&mut self) -> Result<(), VmError> {
-        self.ask(|vm, _| {
-            vm.migration.status = MigrationStatus::Cancelled;
-            Ok(())
-        })
-    }
-
-    fn start_post_copy(&mut self) -> Result<(), VmError> {
-        self.ask(|vm, _| {
-            vm.migration.status = MigrationStatus::PostCopy;
-            Ok(())
-        })
+    fn sizes(&mut self) -> Option<&mut dyn Sizes> {
+        Some(self)
     }
 
     fn poll_event(&mut self, timeout: Duration) -> Result<Option<VmEvent>, VmError> {
@@ -280,5 +225,73 @@ impl VmConnection for MemoryConnection {
 
     fn event_fd(&self) -> BorrowedFd<'_> {
         self.event_fd.as_fd()
+    }
+}
+
+impl Migrates for MemoryConnection {
+    fn is_marked(&mut self) -> Result<bool, VmError> {
+        self.ask(|vm, _| Ok(vm.marked))
+    }
+
+    fn mark(&mut self, marked: bool) -> Result<(), VmError> {
+        self.ask(|vm, _| {
+            vm.marked = marked;
+            Ok(())
+        })
+    }
+
+    fn migrate(&mut self, destination: &str, post_copy: bool) -> Result<(), VmError> {
+        self.ask(|vm, _| {
+            vm.migrated_to = Some((destination.to_owned(), post_copy));
+            vm.migration.status = MigrationStatus::Setup;
+            Ok(())
+        })
+    }
+
+    fn progress(&mut self) -> Result<MigrationProgress, VmError> {
+        self.ask(|vm, _| Ok(vm.migration.clone()))
+    }
+
+    fn is_leaving(&self) -> bool {
+        self.shared.lock().vms.get(&self.name).is_some_and(|vm| vm.leaves.is_some())
+    }
+
+    fn has_left(&mut self) -> bool {
+        self.shared.lock().vms.get(&self.name).is_some_and(|vm| vm.leaves == Some(true))
+    }
+
+    fn cancel(&mut self) -> Result<(), VmError> {
+        self.ask(|vm, _| {
+            vm.migration.status = MigrationStatus::Cancelled;
+            Ok(())
+        })
+    }
+
+    fn start_post_copy(&mut self) -> Result<(), VmError> {
+        self.ask(|vm, _| {
+            vm.migration.status = MigrationStatus::PostCopy;
+            Ok(())
+        })
+    }
+}
+
+impl Sizes for MemoryConnection {
+    fn request(&mut self, id: &str, bytes: u64) -> Result<(), VmError> {
+        self.ask(|vm, name| {
+            let resizes = vm.resizes;
+            let devices = &mut vm.description.memory_devices;
+            let Some(device) = devices.iter_mut().find(|device| device.id.as_deref() == Some(id)) else {
+                let reason = format!("Device '{id}' not found");
+                return Err(VmError::Refused { vm: name, command: "qom-set".to_owned(), reason });
+            };
+            device.requested_bytes = bytes;
+            if resizes {
+                device.plugged_bytes = bytes;
+                vm.events.push_back(VmEvent::MemoryChanged);
+                // A counter that is full is as readable as any other.
+                let _ = vm.event_fd.write(1);
+            }
+            Ok(())
+        })
     }
 }

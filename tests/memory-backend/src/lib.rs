@@ -9,7 +9,6 @@
 
 mod connection;
 
-use crate::{ObservedVcpus, Plugged, VmBackend, VmCandidate, VmConnection, VmError, VmEvent, VmHandle};
 use connection::MemoryConnection;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::{
@@ -19,10 +18,18 @@ use std::{
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
-use vnuma_model::{MigrationProgress, VmDescription};
+use vnuma_hypervisor::{ObservedVcpus, Plugged, VmBackend, VmConnection, VmError, VmEvent};
+use vnuma_model::{Abilities, Destinations, MigrationProgress, VmCandidate, VmDescription, VmHandle};
 
 /// Handles of this backend begin so; the VM's name follows.
 const PREFIX: &str = "memory:";
+
+/// What its VMs can do.
+pub const ABILITIES: Abilities = Abilities {
+    answered_for: false,
+    pins: false,
+    migrates: Some(Destinations { schemes: &["tcp:", "unix:", "vsock:"], programs: &[] }),
+};
 
 /// What a VM is and does.
 #[derive(Debug)]
@@ -256,10 +263,8 @@ impl VmBackend for MemoryBackend {
             let source = io::ErrorKind::PermissionDenied.into();
             return Err(VmError::Directory { directory: "memory".to_owned(), source });
         }
-        let candidate = |(name, vm): (&String, &MemoryVm)| VmCandidate {
-            handle: VmHandle::new(format!("{PREFIX}{name}")),
-            name: name.clone(),
-            instance: vm.instance,
+        let candidate = |(name, vm): (&String, &MemoryVm)| {
+            VmCandidate::new(format!("{PREFIX}{name}"), name.as_str(), vm.instance).with(ABILITIES)
         };
         Ok(state.vms.iter().filter(|(_, vm)| vm.listed).map(candidate).collect())
     }
