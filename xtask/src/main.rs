@@ -10,6 +10,8 @@ mod documents;
 mod fuzz;
 mod lab;
 mod layers;
+#[cfg(test)]
+mod seam;
 mod setup;
 mod steps;
 

@@ -1,0 +1,56 @@
+//! Pure crates and the daemon's core know what hypervisors can do, and not which there are.
+
+use crate::steps::workspace;
+use std::{fs, path::Path};
+
+/// Names of hypervisors and of what manages them.
+const NAMES: [&str; 4] = ["qemu", "libvirt", "qmp", "virsh"];
+/// Whose code is pure.
+const PURE: [&str; 2] = ["pure", "host/daemon/src/core"];
+/// A placement is printed as arguments of QEMU and as XML of libvirt: these texts are what it is for.
+const PRINTS: &str = "pure/placement/src/print";
+
+/// Code without comments and without the tests that end a file.
+fn code(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let code = text.split("#[cfg(test)]").next().unwrap_or_default().lines();
+    // `://` is part of a URL in a string.
+    let comment =
+        |line: &str| line.match_indices("//").map(|(at, _)| at).find(|at| !line[..*at].ends_with(':'));
+    code.enumerate().map(move |(at, line)| (at + 1, comment(line).map_or(line, |end| &line[..end])))
+}
+
+fn names_in(folder: &Path, found: &mut Vec<String>) {
+    for entry in fs::read_dir(folder).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        let shown = path.strip_prefix(workspace()).expect("inside").display().to_string();
+        let is_test = path.file_name().is_some_and(|name| {
+            let name = name.to_string_lossy();
+            ["tests", "benches", "target"].contains(&name.as_ref()) || name.ends_with("tests.rs")
+        });
+        if is_test || shown == PRINTS {
+            continue;
+        }
+        if path.is_dir() {
+            names_in(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let text = fs::read_to_string(&path).expect("text");
+            let named = |line: &str| NAMES.iter().any(|name| line.to_lowercase().contains(name));
+            let lines = code(&text).filter(|(_, line)| named(line));
+            found.extend(lines.map(|(number, line)| format!("{shown}:{number}: {}", line.trim())));
+        }
+    }
+}
+
+#[test]
+fn pure_code_names_no_hypervisor() {
+    let mut found = Vec::new();
+    PURE.iter().for_each(|folder| names_in(&workspace().join(folder), &mut found));
+    assert!(found.is_empty(), "what a hypervisor can do is in its abilities: {found:#?}");
+}
+
+#[test]
+fn comments_and_tests_are_no_code() {
+    let text = "a // qemu\nb(\"qemu://x\"); // c\n/// d\n#[cfg(test)]\nmod tests { qemu }\n";
+    let lines: Vec<_> = code(text).map(|(_, line)| line.trim()).collect();
+    assert_eq!(lines, ["a", "b(\"qemu://x\");", ""]);
+}
