@@ -8,11 +8,11 @@
  *	hotplug.c	CPUs that come online later
  *	device.c	/dev/vnuma, uevents, attributes
  *	pci_nodes.c	nodes of PCI devices
- *	autonuma.c	AutoNUMA is told of changes
  *	apply_fast.c	kernel maps changed in place
  *	apply_safe.c	kernel maps changed by CPU hotplug
  *	debug_files.c	the kernel's files of scheduler domains, later
  *	maps.c		the maps that both modes write
+ *	autonuma.c	has AutoNUMA look at the memory of threads whose CPUs moved
  *	affinity.c	affinities of tasks, saved around CPU hotplug
  *	distances.c	the kernel's table of distances
  *	rseq.c		rseq's node_id of the threads of a CPU that moved
