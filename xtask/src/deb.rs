@@ -72,7 +72,7 @@ fn version(text: &str) -> Result<String, String> {
 
 /// Makes all packages. Returns their paths.
 pub fn run_all(arguments: &Arguments) -> Result<Vec<PathBuf>> {
-    setup::packages()?;
+    setup::build_packages()?;
     setup::install(&[PACKAGES])?;
     let output = workspace().join(&arguments.output);
     let work = output.join("work");

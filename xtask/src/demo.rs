@@ -185,7 +185,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     if machine::decide(choice, unsuited, terminal, &mut stdin().lock(), &mut stdout())? {
         return run_here(arguments);
     }
-    setup::packages()?;
+    setup::build_packages()?;
     println!("demo: building vnuma");
     let built = Built::new()?;
     let results = Results::begin()?;
@@ -257,7 +257,7 @@ fn run_here(arguments: &Arguments) -> Result<()> {
 
 /// Makes the folder with the programs and with what the guests need.
 fn files_for_here() -> Result<PathBuf> {
-    setup::packages()?;
+    setup::build_packages()?;
     println!("demo: building vnuma");
     let built = Built::new()?;
     let folder = workspace().join("target/demo/here");

@@ -7,10 +7,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use vnuma_lab_runner::{cache_dir, debian_mirror};
 
-const PACKAGE_LISTS: [&str; 2] = ["xtask/host-packages.txt", "lab/host-packages.txt"];
+/// What building and the demonstration need, and tests besides.
+const BUILD_LISTS: [&str; 2] = ["xtask/build-packages.txt", "lab/host-packages.txt"];
+const TEST_LIST: &str = "xtask/host-packages.txt";
 const CARGO_DENY_VERSION: &str = "0.20.2";
-/// The Debian package whose checkpatch.pl is used.
-const KERNEL_SOURCE: &str = "linux-source-6.1";
+/// The Debian packages whose checkpatch.pl is used, by release.
+const KERNEL_SOURCES: [(&str, &str); 2] = [("12", "linux-source-6.1"), ("13", "linux-source-6.12")];
 /// The release of hwloc that Debian 12 has: its lstopo reads all that its source package has recorded.
 const HWLOC_VERSION: &str = "2.9.0";
 const HWLOC_SHA256: &str = "b3fb1a43a14d8fbcd8e976de5ede2ea7ce1d768ed173adb33c7ceaaf098dc970";
@@ -34,18 +36,30 @@ const JAVA_WHEELS: [(&str, &str); 2] = [
     ),
 ];
 
-/// Installs the Debian packages that building and checking need.
+/// Installs the Debian packages that building and the demonstration need.
+pub fn build_packages() -> Result<()> {
+    install(&BUILD_LISTS)
+}
+
+/// Installs those, and what checking needs.
 pub fn packages() -> Result<()> {
-    install(&PACKAGE_LISTS)
+    install(&[&BUILD_LISTS[..], &[TEST_LIST]].concat())
+}
+
+/// Which release of Debian this machine has: `12`.
+fn release() -> Result<String> {
+    let text = std::fs::read_to_string("/etc/os-release").context("/etc/os-release")?;
+    let id = text.lines().find_map(|line| line.strip_prefix("VERSION_ID="));
+    Ok(id.context("/etc/os-release: no VERSION_ID")?.trim_matches('"').to_owned())
 }
 
 /// Installs the Debian packages of these lists that are missing.
 pub fn install(lists: &[&str]) -> Result<()> {
-    let mut wanted = Vec::new();
+    let (mut wanted, release) = (Vec::new(), release()?);
     for list in lists {
         let path = workspace().join(list);
         let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-        wanted.extend(package_names(&text));
+        wanted.extend(package_names(&text, &release));
     }
     let missing: Vec<String> = wanted.into_iter().filter(|package| !is_installed(package)).collect();
     if missing.is_empty() {
@@ -64,9 +78,16 @@ pub fn install(lists: &[&str]) -> Result<()> {
     )
 }
 
-fn package_names(list: &str) -> impl Iterator<Item = String> + '_ {
-    let name = |line: &str| line.split('#').next().unwrap_or_default().trim().to_owned();
-    list.lines().map(name).filter(|name| !name.is_empty())
+/// `NAME`, or `NAME [12]` for one that only that release of Debian has. scripts/bootstrap.sh reads the lists as well.
+fn package_names(list: &str, release: &str) -> Vec<String> {
+    let name = |line: &str| {
+        let entry = line.split('#').next().unwrap_or_default().trim();
+        match entry.split_once(" [") {
+            Some((name, only)) => (only.trim_end_matches(']') == release).then(|| name.to_owned()),
+            None => (!entry.is_empty()).then(|| entry.to_owned()),
+        }
+    };
+    list.lines().filter_map(name).collect()
 }
 
 fn is_installed(package: &str) -> bool {
@@ -89,20 +110,23 @@ pub fn cargo_deny() -> Result<PathBuf> {
 
 /// checkpatch.pl of the kernel, with the files that it reads.
 pub fn checkpatch() -> Result<PathBuf> {
+    let release = release()?;
+    let source = KERNEL_SOURCES.iter().find(|(of, _)| *of == release);
+    let source = source.with_context(|| format!("no source of a kernel is known for Debian {release}"))?.1;
     let files = ["checkpatch.pl", "spelling.txt", "const_structs.checkpatch"]
-        .map(|file| format!("{KERNEL_SOURCE}/scripts/{file}"))
+        .map(|file| format!("{source}/scripts/{file}"))
         .join(" ");
     // As a user of its own apt cannot write into this directory and says so; the download works.
     let script = format!(
-        "set -e; apt-get download -qq -o APT::Sandbox::User=root {KERNEL_SOURCE}
-         dpkg --fsys-tarfile {KERNEL_SOURCE}_*.deb |
-            tar -xO ./usr/src/{KERNEL_SOURCE}.tar.xz | tar -xJ {files}"
+        "set -e; apt-get download -qq -o APT::Sandbox::User=root {source}
+         dpkg --fsys-tarfile {source}_*.deb |
+            tar -xO ./usr/src/{source}.tar.xz | tar -xJ {files}"
     );
-    let what = format!("checkpatch.pl from {KERNEL_SOURCE}");
-    let directory = fetch_once("tools", KERNEL_SOURCE, &what, |download| {
+    let what = format!("checkpatch.pl from {source}");
+    let directory = fetch_once("tools", source, &what, |download| {
         run_quiet(Command::new("apt-get").args(["update", "-qq"]))?;
         run_quiet(Command::new("sh").args(["-c", &script]).current_dir(download))?;
-        Ok(download.join(KERNEL_SOURCE))
+        Ok(download.join(source))
     })?;
     Ok(directory.join("scripts/checkpatch.pl"))
 }
@@ -331,8 +355,9 @@ mod tests {
 
     #[test]
     fn comments_and_blank_lines_of_a_package_list_are_no_packages() {
-        let list = "# why\n\nclang-19\t# compiles\n  git\n";
-        assert_eq!(package_names(list).collect::<Vec<_>>(), ["clang-19", "git"]);
+        let list = "# why\n\nclang-19\t# compiles\n  git\nlibmimalloc2.0 [12]\t# not in 13\n";
+        assert_eq!(package_names(list, "12"), ["clang-19", "git", "libmimalloc2.0"]);
+        assert_eq!(package_names(list, "13"), ["clang-19", "git"]);
     }
 
     #[test]
