@@ -1,60 +1,31 @@
 //! `make test`: format, lints, unit and property tests, recorded servers, lab tests. `make soak`: the long runs.
+//! `make check`: what a change needs most, in minutes.
 
+use crate::build::{Built, PROGRAMS, TestProgram, WORKSPACE};
+use crate::changed::Changed;
 use crate::deb;
-use crate::demo;
-use crate::fuzz;
 use crate::setup;
-use crate::steps::{Counts, Steps, cargo_test, run, run_quiet, workspace};
-use anyhow::{Context, Result, bail};
+use crate::steps::workspace;
+use crate::suite::{self, Job, Lane};
+use anyhow::{Context, Result, bail, ensure};
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+use vnuma_lab_runner::{Image, Progress};
 
-/// More than a small machine has cores: the slow ones among them wait for something that takes its time.
-const UNIT_TEST_THREADS: &str = "8";
-/// The lab itself. One server at a time, as another one runs beside.
-const LAB_TESTS: &[&str] = &[
-    "--package",
-    "vnuma-lab-runner",
-    "--features",
-    "lab-tests",
-    "--no-fail-fast",
-    "--",
-    "--test-threads",
-    "1",
-];
-/// What vnuma does, on the lab.
-const SLICE_TESTS: &[&str] = &[
-    "--package",
-    "vnuma-lab-tests",
-    "--features",
-    "lab",
-    "--no-fail-fast",
-    "--",
-    "--nocapture",
-    "--test-threads",
-    "1",
-];
-/// One of [`SLICE_TESTS`] that the other half of the steps has time for.
-const PLACED_TEST: &str = "slice::vms_are_where_they_were_placed_and_know_where_their_devices_are";
+/// Of one test program. More than its share of a small machine's cores: the slow tests among them wait for something that takes its time.
+const TEST_THREADS: &str = "4";
+/// Folders of packages whose tests boot the lab: the lab itself, what vnuma does there, the exactness of the counters.
+const LAB: &str = "lab/runner";
+const SCENARIOS: (&str, &str) = ("tests/lab", "lab");
+const COUNTERS: (&str, &str) = ("lab/count", "exact");
 /// The reader of the host's topology on hwloc's recorded servers, beside lstopo.
-const SERVER_TESTS: &[&str] = &[
-    "--package",
-    "vnuma-observe",
-    "--features",
-    "recorded",
-    "--test",
-    "recorded",
-    "--locked",
-    "--",
-    "--nocapture",
-];
-/// Three minutes, which `make test` does not have; that the plugin counts at all is tested with the lab itself.
-const COUNTER_TESTS: &[&str] =
-    &["--package", "lab-count", "--features", "lab", "--test", "exact", "--", "--test-threads", "1"];
-/// Of [`SLICE_TESTS`] the one that is a part of the soak by itself.
+const SERVERS: (&str, &str) = ("host/observe", "recorded");
+/// Tests that `make test` has no time for say so by being ignored. Those of these names are parts of the soak by themselves.
 const SCHEDULER_TEST: &str = "slice::nothing_is_lost_while_everything_around_vms_changes";
-/// Likewise.
 const MEMORY_TEST: &str = "slice::no_page_is_lost_when_vnumad_is_killed_while_memory_moves";
-/// Likewise.
 const PACKAGES_TEST: &str = "packages::packages_are_installed_upgraded_and_purged";
 /// Debian packages that a soak needs besides: what programs of other runtimes are built with.
 const PROGRAM_PACKAGES: &str = "tests/lab/host-packages.txt";
@@ -62,122 +33,279 @@ const PROGRAM_PACKAGES: &str = "tests/lab/host-packages.txt";
 const SOAK_CASES: &str = "20000";
 const SOAK_ROUNDS: &str = "500";
 const SOAK_DEMO_SECONDS: u64 = 900;
-
+/// What a job of a soak may take.
+const SOAK_LIMIT: Duration = Duration::from_secs(4 * 3600);
 /// The user-space DSM: seeds of its simulation and of real nodes among peers that fail, and forbidden shapes.
-const DSM_TESTS: &[&str] = &[
-    "--package",
-    "vnuma-coherence",
-    "--package",
-    "vnuma-dsm-node",
-    "--package",
-    "vnuma-dsm-chaos",
-    "--locked",
-    "--no-fail-fast",
-    "--",
-    "--nocapture",
-];
-
-/// The test that needs promtool.
-const METRICS_TEST: &[&str] =
-    &["--quiet", "--package", "vnuma-daemon", "--test", "metrics", "--locked", "--", "--ignored", "promtool"];
-
-/// The test that needs a generator of clients.
-const CLIENT_TEST: &[&str] =
-    &["--quiet", "--package", "vnuma-daemon", "--test", "generated", "--locked", "--", "--ignored"];
-
-/// Hundreds of QEMUs, on this machine.
-const DOMAINS_TEST: &[&str] =
-    &["--package", "vnuma-daemon", "--test", "libvirt", "--locked", "--", "--nocapture", "--ignored"];
-
+const DSM: [&str; 3] = ["pure/coherence", "span/node", "tests/dsm-chaos"];
 /// Seeds of the core among simulated VMs: the same on every machine, which take a minute or two, and others for an hour.
 const SIMULATION: &[&str] = &["--seeds", "4", "--events", "200000"];
 const SOAK_SIMULATION: &[&str] =
     &["--seed", "1000", "--seeds", "100000", "--events", "1000000", "--seconds", "3600"];
+/// Of tests of dependants, what took longer last time is left to `make test`.
+const CHECK_SECONDS: f64 = 15.0;
+
+/// What of `make test`.
+#[derive(clap::Args)]
+pub struct TestArguments {
+    /// Only the jobs whose names contain TEXT; may be repeated
+    #[arg(long, value_name = "TEXT")]
+    only: Vec<String>,
+    /// List the jobs
+    #[arg(long)]
+    list: bool,
+}
 
 /// Everything that must hold before a change lands.
-pub fn test() -> Result<()> {
+pub fn test(arguments: &TestArguments) -> Result<()> {
+    let start = Instant::now();
     setup::packages()?;
-    let mut steps = Steps::default();
-    steps.step("format", |_| run(Command::new("cargo").args(["fmt", "--all", "--check"])));
-    steps.step("clippy", |_| {
-        let arguments = ["clippy", "--quiet", "--workspace", "--all-targets", "--all-features", "--locked"];
-        run(Command::new("cargo").args(arguments).args(["--", "-D", "warnings"]))
+    setup::install(&[deb::PACKAGES])?;
+    // What is fetched and made once waits for others most of the time, cargo does not.
+    let (built, fetched) = thread::scope(|scope| {
+        let fetched = scope.spawn(Fetched::new);
+        println!("building programs and tests");
+        let built = Built::new();
+        println!("built after {} s", start.elapsed().as_secs());
+        (built, fetched.join().expect("the thread does not panic"))
     });
-    steps.step("licences, bans and sources of the dependencies", |_| {
-        let arguments = ["check", "licenses", "bans", "sources"];
-        run(Command::new(setup::cargo_deny()?).arg("--log-level").arg("error").args(arguments))
+    let mut jobs = test_jobs(&built?, fetched)?;
+    jobs.retain(|job| {
+        arguments.only.is_empty() || arguments.only.iter().any(|text| job.name().contains(text.as_str()))
     });
-    steps.step("checkpatch", |_| checkpatch());
-    let others = [SLICE_TESTS, &["--skip", PLACED_TEST]].concat();
-    steps.beside("lab: a guest follows its topology", &others, |steps| {
-        steps.step("unit and property tests", |counts| {
-            let arguments = ["--quiet", "--workspace", "--locked", "--no-fail-fast"];
-            cargo_test(&arguments, &[("RUST_TEST_THREADS", UNIT_TEST_THREADS)], counts)
-        });
-        steps.step("simulation", |counts| simulation(SIMULATION, counts));
-        steps.step("Debian packages, and what lintian says of them", |counts| {
-            deb::run_all(&deb::Arguments::of_test(&workspace().join("target/test/packages/now"), None))?;
-            counts.add_passed();
-            Ok(())
-        });
-        steps.step("recorded servers", recorded_servers);
-        steps.step("metrics as promtool reads them", metrics);
-        steps.step("a client generated from the API's description", generated_client);
-        steps.step("the driver's reader of the channel, damaged and raced", |counts| {
-            run(Command::new("make").args(["--silent", "-C", "guest/driver", "check"]))?;
-            counts.add_passed();
-            Ok(())
-        });
-        steps.step("libvnuma, the overlay of libnuma, vnuma-run", |counts| {
-            run(Command::new("make").args(["--silent", "-C", "guest/runtime", "check"]))?;
-            counts.add_passed();
-            Ok(())
-        });
-        steps.step("lab: the lab itself", |counts| cargo_test(LAB_TESTS, &[], counts));
-        steps.step("lab: VMs are where they were placed", |counts| {
-            cargo_test(&[SLICE_TESTS, &[PLACED_TEST]].concat(), &[], counts)
-        });
-    });
-    steps.step("lab: the demonstration", |counts| {
-        demo::check()?;
-        counts.add_passed();
-        Ok(())
-    });
-    steps.finish()
+    if arguments.list {
+        jobs.iter().for_each(|job| println!("{}", job.name()));
+        return Ok(());
+    }
+    ensure!(!jobs.is_empty(), "no job has such a name");
+    suite::run(jobs, start)
+}
+
+/// What a test needs from elsewhere, or why it is not there.
+struct Fetched {
+    cargo_deny: Result<Option<Command>>,
+    checkpatch: Result<Command>,
+    promtool: Result<PathBuf>,
+    client: Result<PathBuf>,
+    servers: Result<PathBuf>,
+    image: Result<()>,
+}
+
+impl Fetched {
+    fn new() -> Self {
+        Self {
+            checkpatch: checkpatch(),
+            promtool: setup::promtool(),
+            client: setup::openapi_client(),
+            servers: setup::recorded_servers(),
+            image: Image::ensure(Progress::Show).map(drop).map_err(Into::into),
+            cargo_deny: cargo_deny(),
+        }
+    }
+}
+
+/// A job that says why it cannot run, if it cannot.
+fn job(name: &str, command: Result<Command>) -> Job {
+    Job::new(
+        name,
+        command.unwrap_or_else(|error| {
+            let mut command = Command::new("sh");
+            command.args(["-c", "echo \"$1\"; exit 1", "sh", &format!("{error:#}")]);
+            command
+        }),
+    )
+}
+
+/// A job of a test program, all of whose output can be counted.
+fn tests(name: &str, program: &TestProgram, arguments: &[&str]) -> Job {
+    let mut command = program.command();
+    command.env("RUST_TEST_THREADS", TEST_THREADS).env(PROGRAMS, Built::folder()).args(arguments);
+    if !arguments.contains(&"--nocapture") {
+        command.arg("--show-output");
+    }
+    let job = Job::tests(name, command);
+    if program.target == "libvirt" { job.lane(Lane::Libvirt).seconds(100.0) } else { job }
+}
+
+/// The same with a variable that names what was fetched.
+fn tests_with(
+    name: &str,
+    program: &TestProgram,
+    arguments: &[&str],
+    variable: &str,
+    fetched: Result<PathBuf>,
+) -> Job {
+    match fetched {
+        Ok(path) => tests(name, program, arguments).env(variable, &path),
+        Err(error) => job(name, Err(error)),
+    }
+}
+
+/// A program of this workspace.
+fn program(path: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(path);
+    command.args(arguments).env(PROGRAMS, Built::folder());
+    command
+}
+
+fn cargo(arguments: &[&str], rest: &[&str]) -> Command {
+    let mut command = Command::new("cargo");
+    command.args(arguments).args(rest);
+    command
+}
+
+fn make(arguments: &[&str]) -> Command {
+    let mut command = Command::new("make");
+    command.arg("--silent").args(arguments);
+    command
+}
+
+fn format() -> Job {
+    Job::new("format", cargo(&["fmt", "--all", "--check"], &[]))
+}
+
+fn clippy() -> Job {
+    let arguments = [&["clippy", "--quiet", "--all-targets"], &WORKSPACE[..]].concat();
+    Job::new("clippy", cargo(&arguments, &["--", "-D", "warnings"])).lane(Lane::Cargo).seconds(200.0)
+}
+
+/// Tests that boot no server.
+fn is_unit(program: &TestProgram) -> bool {
+    let of_lab = program.folder == LAB && program.target != "lib";
+    let name = (program.folder.as_str(), program.target.as_str());
+    !of_lab && ![SCENARIOS, COUNTERS, SERVERS].contains(&name)
+}
+
+fn unit_tests(built: &Built, environment: &[(&str, &str)]) -> Vec<Job> {
+    let units = built.tests.iter().filter(|program| is_unit(program));
+    let with = |job: Job| environment.iter().fold(job, |job, (name, value)| job.env(name, Path::new(value)));
+    units.map(|program| with(tests(&program.name(), program, &[]))).collect()
+}
+
+fn test_jobs(built: &Built, fetched: Fetched) -> Result<Vec<Job>> {
+    let mut jobs = vec![
+        format(),
+        clippy(),
+        Job::new("doc tests", cargo(&["test", "--quiet", "--doc"], &WORKSPACE)).lane(Lane::Cargo).counted(),
+        job("checkpatch", fetched.checkpatch),
+        Job::new("simulation", program(built.program("sim")?, SIMULATION)).seconds(100.0),
+        Job::new(
+            "driver: the reader of the channel, damaged and raced",
+            make(&["-C", "guest/driver", "check"]),
+        ),
+        Job::new("libvnuma, the overlay of libnuma, vnuma-run", make(&["-C", "guest/runtime", "check"]))
+            .seconds(60.0),
+        packages("Debian packages, and what lintian says of them", built, "now", &[])?.seconds(60.0),
+        job("lab: the image", fetched.image.map(|()| Command::new("true"))),
+        Job::new("lab: the demonstration", program(built.program("xtask")?, &["demo", "--lab", "--check"]))
+            .lane(Lane::Lab)
+            .seconds(100.0),
+    ];
+    if let Some(command) = fetched.cargo_deny.transpose() {
+        jobs.push(job("licences, bans and sources of the dependencies", command));
+    }
+    jobs.extend(unit_tests(built, &[]));
+    let daemon = |target: &str| built.test("host/daemon", target);
+    jobs.push(tests_with(
+        "metrics as promtool reads them",
+        daemon("metrics")?,
+        &["--ignored", "promtool"],
+        "PROMTOOL",
+        fetched.promtool,
+    ));
+    jobs.push(tests_with(
+        "a client generated from the API's description",
+        daemon("generated")?,
+        &["--ignored"],
+        "OPENAPI_CLIENT",
+        fetched.client,
+    ));
+    jobs.push(recorded_servers(built, fetched.servers)?);
+    for program in lab_tests(built) {
+        jobs.push(in_lab(tests(&program.name(), program, &["--nocapture", "--test-threads", "1"])));
+    }
+    jobs.extend(scenarios(built, &[])?);
+    Ok(jobs)
+}
+
+fn lab_tests(built: &Built) -> impl Iterator<Item = &TestProgram> {
+    built.tests.iter().filter(|program| program.folder == LAB && program.target != "lib")
+}
+
+fn in_lab(job: Job) -> Job {
+    job.lane(Lane::Lab).seconds(150.0)
+}
+
+/// A job for each scenario, as each has a server of its own. Without `ignored` those that are ignored are counted, and not played.
+fn scenarios(built: &Built, ignored: &[&str]) -> Result<Vec<Job>> {
+    let program = built.test(SCENARIOS.0, SCENARIOS.1)?;
+    let mut names = listed(program, &[])?;
+    let left_out = listed(program, &["--ignored"])?;
+    if ignored.is_empty() {
+        names.retain(|name| !left_out.contains(name));
+    }
+    let one = |name: &String| {
+        let arguments = [&[name.as_str(), "--exact", "--nocapture"], ignored].concat();
+        in_lab(tests(&format!("lab: {name}"), program, &arguments))
+    };
+    let mut jobs: Vec<_> = names.iter().map(one).collect();
+    if ignored.is_empty() {
+        // This runs none of them, and says how many there are.
+        let arguments: Vec<_> = names.iter().flat_map(|name| ["--skip", name.as_str()]).collect();
+        jobs.push(tests("lab: left to make soak", program, &arguments));
+    }
+    Ok(jobs)
+}
+
+/// Names of tests.
+fn listed(program: &TestProgram, arguments: &[&str]) -> Result<Vec<String>> {
+    let output = program.command().args(["--list", "--format", "terse"]).args(arguments).output()?;
+    ensure!(output.status.success(), "{} --list: {}", program.path.display(), output.status);
+    let text = String::from_utf8(output.stdout)?;
+    Ok(text.lines().filter_map(|line| line.strip_suffix(": test").map(str::to_owned)).collect())
+}
+
+/// Makes packages in a folder of `target/test/packages`.
+fn packages(name: &str, built: &Built, folder: &str, options: &[&str]) -> Result<Job> {
+    let output = format!("target/test/packages/{folder}");
+    let arguments = [&["deb", "--dev", "--output", &output], options].concat();
+    Ok(Job::new(name, program(built.program("xtask")?, &arguments)))
+}
+
+fn recorded_servers(built: &Built, archives: Result<PathBuf>) -> Result<Job> {
+    let (program, variable) = (built.test(SERVERS.0, SERVERS.1)?, "VNUMA_RECORDED_SERVERS");
+    Ok(tests_with("recorded servers", program, &["--nocapture"], variable, archives).seconds(30.0))
 }
 
 /// Recorded servers alone.
 pub fn servers() -> Result<()> {
+    let start = Instant::now();
     setup::packages()?;
-    let mut steps = Steps::default();
-    steps.step("recorded servers", recorded_servers);
-    steps.finish()
+    let servers = setup::recorded_servers();
+    suite::run(vec![recorded_servers(&Built::new()?, servers)?], start)
 }
 
-/// Prints each seed; one that fails is printed with the command that runs it again.
-fn simulation(arguments: &[&str], counts: &mut Counts) -> Result<()> {
-    let program = ["run", "--quiet", "--locked", "--package", "vnuma-sim", "--"];
-    run(Command::new("cargo").args(program).args(arguments))?;
-    counts.add_passed();
-    Ok(())
-}
-
-fn recorded_servers(counts: &mut Counts) -> Result<()> {
-    let archives = setup::recorded_servers()?;
-    let archives = archives.to_str().context("the cache's path is not UTF-8")?;
-    cargo_test(SERVER_TESTS, &[("VNUMA_RECORDED_SERVERS", archives)], counts)
-}
-
-fn metrics(counts: &mut Counts) -> Result<()> {
-    let promtool = setup::promtool()?;
-    let promtool = promtool.to_str().context("the cache's path is not UTF-8")?;
-    cargo_test(METRICS_TEST, &[("PROMTOOL", promtool)], counts)
-}
-
-fn generated_client(counts: &mut Counts) -> Result<()> {
-    let programs = setup::openapi_client()?;
-    let programs = programs.to_str().context("the cache's path is not UTF-8")?;
-    cargo_test(CLIENT_TEST, &[("OPENAPI_CLIENT", programs)], counts)
+/// Format, clippy, and tests of the packages that have changed since `main`, and of those that depend on them.
+pub fn check() -> Result<()> {
+    let start = Instant::now();
+    setup::packages()?;
+    let changed = Changed::of_checkout()?;
+    println!("changed: {}", changed.text());
+    let built = Built::new()?;
+    println!("built after {} s", start.elapsed().as_secs());
+    let (mut jobs, mut left) = (vec![format(), clippy()], Vec::new());
+    for program in built.tests.iter().filter(|program| is_unit(program)) {
+        let name = program.name();
+        let short = suite::last_time(&name).is_none_or(|seconds| seconds <= CHECK_SECONDS);
+        if changed.itself(&program.folder) || (changed.depends(&program.folder) && short) {
+            jobs.push(tests(&name, program, &[]));
+        } else if changed.depends(&program.folder) {
+            left.push(name);
+        }
+    }
+    if !left.is_empty() {
+        println!("left to make test, as they take long: {}", left.join(", "));
+    }
+    suite::run(jobs, start)
 }
 
 /// What of the long runs, and how.
@@ -209,112 +337,133 @@ enum SoakPart {
 
 /// The long runs.
 pub fn soak(arguments: &SoakArguments) -> Result<()> {
+    let start = Instant::now();
     setup::packages()?;
-    let mut steps = Steps::default();
-    match arguments.part {
+    let built = Built::new()?;
+    let seed = arguments.seed.to_string();
+    let jobs = match arguments.part {
         Some(SoakPart::Scheduler) => {
-            steps.step("lab: everything around VMs changes", |counts| scheduler(arguments, counts));
-            return steps.finish();
+            let seconds = (arguments.minutes * 60).to_string();
+            let environment = [("VNUMA_SOAK_SECONDS", seconds.as_str()), ("VNUMA_SOAK_SEED", &seed)];
+            vec![scenario(&built, SCHEDULER_TEST, &environment)?]
         }
         Some(SoakPart::Memory) => {
-            steps.step("lab: vnumad is killed while memory moves", |counts| memory(arguments, counts));
-            return steps.finish();
+            let kills = arguments.kills.to_string();
+            let environment = [("VNUMA_SOAK_KILLS", kills.as_str()), ("VNUMA_SOAK_SEED", &seed)];
+            vec![scenario(&built, MEMORY_TEST, &environment)?]
         }
-        Some(SoakPart::Packages) => {
-            steps.step("lab: packages under systemd", packages_in_lab);
-            return steps.finish();
-        }
-        None => {}
-    }
-    steps.step("property tests", |counts| {
-        let arguments = ["--quiet", "--workspace", "--locked", "--no-fail-fast"];
-        cargo_test(&arguments, &[("PROPTEST_CASES", SOAK_CASES)], counts)
-    });
-    steps.step("simulation", |counts| simulation(SOAK_SIMULATION, counts));
-    steps.step("DSM: seeds, shapes and peers that fail", |counts| {
-        cargo_test(DSM_TESTS, &[("VNUMA_SOAK_ROUNDS", SOAK_ROUNDS)], counts)
-    });
-    steps.step("fuzz targets", fuzz::soak);
-    steps.step("G1 whose threads are on another CPU whenever it asks", moving_java);
-    steps.step("200 domains of libvirt", |counts| cargo_test(DOMAINS_TEST, &[], counts));
-    steps.step("lab: a guest follows its topology", |counts| {
-        let tests = [SLICE_TESTS, &["--include-ignored"]].concat();
-        setup::install(&[PROGRAM_PACKAGES])?;
-        let wheels = setup::wheels()?;
-        let wheels = wheels.to_str().context("the cache's path is not UTF-8")?;
-        let tcmalloc = setup::tcmalloc()?;
-        let tcmalloc = tcmalloc.to_str().context("the cache's path is not UTF-8")?;
-        let numactl = setup::numactl()?;
-        let numactl = numactl.to_str().context("the cache's path is not UTF-8")?;
-        let java: Vec<String> = setup::java_vms()?
-            .into_iter()
-            .map(|(version, directory)| format!("{version}={}", directory.display()))
-            .collect();
-        let java = java.join(":");
-        let programs = [
-            ("VNUMA_WHEELS", wheels),
-            ("VNUMA_TCMALLOC", tcmalloc),
-            ("VNUMA_NUMACTL", numactl),
-            ("VNUMA_JAVA", &java),
-        ];
-        cargo_test(&tests, &[&[("VNUMA_SOAK_ROUNDS", SOAK_ROUNDS)], &programs[..]].concat(), counts)
-    });
-    steps.step("lab: servers in a network, systemd", |counts| {
-        cargo_test(&[LAB_TESTS, &["--ignored"]].concat(), &[], counts)
-    });
-    steps.step("lab: packages under systemd", packages_in_lab);
-    steps.step("lab: exactness of the counters", |counts| cargo_test(COUNTER_TESTS, &[], counts));
-    steps.step("lab: the demonstration", |counts| {
-        demo::run(&demo::Arguments::lasting(SOAK_DEMO_SECONDS))?;
-        counts.add_passed();
-        Ok(())
-    });
-    steps.finish()
-}
-
-/// The JDK of the machine, and later versions.
-fn moving_java(counts: &mut Counts) -> Result<()> {
-    let check = || {
-        let mut make = Command::new("make");
-        make.args(["--silent", "-C", "guest/runtime", "check-java"]).current_dir(workspace());
-        make
+        Some(SoakPart::Packages) => vec![packages_in_lab(&built)?],
+        None => soak_jobs(&built)?,
     };
-    run(&mut check())?;
-    counts.add_passed();
-    for (version, directory) in setup::java_vms()? {
-        println!("Java {version}");
-        run(check().arg(format!("JAVA={}", directory.join("bin/java").display())))?;
-        counts.add_passed();
+    suite::run(jobs.into_iter().map(|job| job.limit(SOAK_LIMIT)).collect(), start)
+}
+
+/// One scenario, ignored or not.
+fn scenario(built: &Built, name: &str, environment: &[(&str, &str)]) -> Result<Job> {
+    let program = built.test(SCENARIOS.0, SCENARIOS.1)?;
+    let job = tests(&format!("lab: {name}"), program, &["--include-ignored", "--nocapture", "--exact", name]);
+    Ok(in_lab(environment.iter().fold(job, |job, (name, value)| job.env(name, Path::new(value)))))
+}
+
+fn soak_jobs(built: &Built) -> Result<Vec<Job>> {
+    let rounds = Path::new(SOAK_ROUNDS);
+    let mut jobs = unit_tests(built, &[("PROPTEST_CASES", SOAK_CASES)]);
+    jobs.push(Job::new("simulation", program(built.program("sim")?, SOAK_SIMULATION)).seconds(3600.0));
+    for program in built.tests.iter().filter(|program| DSM.contains(&program.folder.as_str())) {
+        let name = format!("DSM: {}", program.name());
+        jobs.push(tests(&name, program, &["--nocapture"]).env("VNUMA_SOAK_ROUNDS", rounds).seconds(600.0));
     }
-    Ok(())
+    let xtask = built.program("xtask")?;
+    jobs.push(Job::new("fuzz targets", program(xtask, &["fuzz"])).lane(Lane::Cargo).seconds(2400.0));
+    let domains = built.test("host/daemon", "libvirt")?;
+    jobs.push(tests("200 domains of libvirt", domains, &["--nocapture", "--ignored"]));
+    jobs.extend(moving_java()?);
+    let programs = soak_programs()?;
+    for job in scenarios(built, &["--include-ignored"])? {
+        // Its packages are made for it.
+        if !job.name().ends_with(PACKAGES_TEST) {
+            let with = |job: Job, (name, value): &(&str, PathBuf)| job.env(name, value);
+            jobs.push(programs.iter().fold(job.env("VNUMA_SOAK_ROUNDS", rounds), with));
+        }
+    }
+    jobs.push(packages_in_lab(built)?);
+    for program in lab_tests(built) {
+        let arguments = ["--nocapture", "--ignored", "--test-threads", "1"];
+        jobs.push(in_lab(tests(&program.name(), program, &arguments)));
+    }
+    let exact = built.test(COUNTERS.0, COUNTERS.1)?;
+    jobs.push(in_lab(tests(
+        "lab: exactness of the counters",
+        exact,
+        &["--nocapture", "--test-threads", "1"],
+    )));
+    let seconds = format!("--seconds={SOAK_DEMO_SECONDS}");
+    jobs.push(in_lab(Job::new("lab: the demonstration", program(xtask, &["demo", "--lab", &seconds]))));
+    Ok(jobs)
 }
 
-fn scheduler(arguments: &SoakArguments, counts: &mut Counts) -> Result<()> {
-    let (seconds, seed) = ((arguments.minutes * 60).to_string(), arguments.seed.to_string());
-    let env = [("VNUMA_SOAK_SECONDS", seconds.as_str()), ("VNUMA_SOAK_SEED", &seed)];
-    let test = [SLICE_TESTS, &["--include-ignored", "--exact", SCHEDULER_TEST]].concat();
-    cargo_test(&test, &env, counts)
+/// Where programs of other runtimes are, for the scenarios that play with them.
+fn soak_programs() -> Result<Vec<(&'static str, PathBuf)>> {
+    setup::install(&[PROGRAM_PACKAGES])?;
+    let java: Vec<String> = setup::java_vms()?
+        .into_iter()
+        .map(|(version, directory)| format!("{version}={}", directory.display()))
+        .collect();
+    Ok(vec![
+        ("VNUMA_WHEELS", setup::wheels()?),
+        ("VNUMA_TCMALLOC", setup::tcmalloc()?),
+        ("VNUMA_NUMACTL", setup::numactl()?),
+        ("VNUMA_JAVA", java.join(":").into()),
+    ])
 }
 
-fn memory(arguments: &SoakArguments, counts: &mut Counts) -> Result<()> {
-    let (kills, seed) = (arguments.kills.to_string(), arguments.seed.to_string());
-    let env = [("VNUMA_SOAK_KILLS", kills.as_str()), ("VNUMA_SOAK_SEED", &seed)];
-    let test = [SLICE_TESTS, &["--include-ignored", "--exact", MEMORY_TEST]].concat();
-    cargo_test(&test, &env, counts)
+/// G1 whose threads are on another CPU whenever it asks: the JDK of the machine, and later versions.
+fn moving_java() -> Result<Vec<Job>> {
+    let arguments = ["-C", "guest/runtime", "check-java"];
+    let mut jobs = vec![Job::new("G1 whose threads move: the machine's", make(&arguments))];
+    for (version, directory) in setup::java_vms()? {
+        let java = format!("JAVA={}", directory.join("bin/java").display());
+        let name = format!("G1 whose threads move: {version}");
+        jobs.push(Job::new(&name, make(&[&arguments[..], &[&java]].concat())));
+    }
+    Ok(jobs)
 }
 
-/// Packages of a lower version and of this one, and the test that has both.
-fn packages_in_lab(counts: &mut Counts) -> Result<()> {
+/// The test that has packages of a lower version and of this one, which are made first.
+fn packages_in_lab(built: &Built) -> Result<Job> {
     let folder = workspace().join("target/test/packages");
     let lower = format!("{}~before", env!("CARGO_PKG_VERSION"));
-    deb::run_all(&deb::Arguments::of_test(&folder.join("before"), Some(lower)))?;
-    deb::run_all(&deb::Arguments::of_test(&folder.join("now"), None))?;
+    let made = [
+        packages("packages of a lower version", built, "before", &["--version", &lower])?,
+        packages("packages of this version", built, "now", &[])?,
+    ];
+    // One after the other: both build the runtime in its folder.
+    for job in made {
+        suite::run(vec![job], Instant::now())?;
+    }
     // AppArmor of the lab's release, and the one that asks profiles for connections to sockets as well.
     setup::packages_of("trixie", "apparmor", &folder.join("apparmor"))?;
     setup::packages_of("sid", "apparmor libapparmor1", &folder.join("apparmor-next"))?;
     let folder = folder.to_str().context("the checkout's path is not UTF-8")?;
-    let test = [SLICE_TESTS, &["--include-ignored", "--exact", PACKAGES_TEST]].concat();
-    cargo_test(&test, &[("VNUMA_PACKAGES", folder)], counts)
+    scenario(built, PACKAGES_TEST, &[("VNUMA_PACKAGES", folder)])
+}
+
+/// cargo-deny, unless what it reads is what it has passed on this machine.
+fn cargo_deny() -> Result<Option<Command>> {
+    let (stamp, next) = (workspace().join("target/test/deny"), workspace().join("target/test/deny.next"));
+    let mut seen = setup::CARGO_DENY_VERSION.to_owned();
+    for file in ["Cargo.lock", "deny.toml"] {
+        seen += &fs::read_to_string(workspace().join(file)).context(file)?;
+    }
+    if fs::read_to_string(&stamp).is_ok_and(|passed| passed == seen) {
+        return Ok(None);
+    }
+    fs::create_dir_all(workspace().join("target/test"))?;
+    fs::write(&next, seen).with_context(|| next.display().to_string())?;
+    let mut command = Command::new("sh");
+    let script = "\"$1\" --log-level error check licenses bans sources && mv \"$2\" \"$3\"";
+    command.args(["-c", script, "sh"]).arg(setup::cargo_deny()?).args([next, stamp]);
+    Ok(Some(command))
 }
 
 /// C that runs in a kernel, and the headers that it includes. Programs in C keep the style without the kernel's types.
@@ -322,7 +471,7 @@ const KERNEL_SOURCES: [&str; 4] =
     [":(glob)guest/driver/*.[ch]", ":(glob)lab/pmu/*.[ch]", ":(glob)**/*.bpf.c", ":(glob)abi/**/*.h"];
 
 /// Kernel style for everything that runs in a kernel.
-fn checkpatch() -> Result<()> {
+fn checkpatch() -> Result<Command> {
     let program = setup::checkpatch()?;
     let listed = Command::new("git")
         .args(["ls-files", "--"])
@@ -337,12 +486,8 @@ fn checkpatch() -> Result<()> {
     // The first three concern patches to the kernel tree itself; the last takes an environment for constant names.
     let ignored =
         ["FILE_PATH_CHANGES", "SPDX_LICENSE_TAG", "LINUX_VERSION_CODE", "STATIC_CONST_CHAR_ARRAY"].join(",");
-    run_quiet(
-        Command::new("perl")
-            .arg(program)
-            .args(["--no-tree", "--strict", "--terse", "--quiet", "--max-line-length=100"])
-            .args(["--ignore", &ignored, "--file"])
-            .args(&files)
-            .current_dir(workspace()),
-    )
+    let mut command = Command::new("perl");
+    command.arg(program).args(["--no-tree", "--strict", "--terse", "--quiet", "--max-line-length=100"]);
+    command.args(["--ignore", &ignored, "--file"]).args(&files);
+    Ok(command)
 }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use vnuma_lab_runner::{build_binaries, build_release_binaries};
 
-const PACKAGES: &str = "packaging/host-packages.txt";
+pub const PACKAGES: &str = "packaging/host-packages.txt";
 /// Programs by the package of the workspace that makes them.
 const PROGRAMS: [(&str, &str); 4] = [
     ("vnumad", "vnumad"),
@@ -52,13 +52,6 @@ pub struct Arguments {
     /// Folder to leave the packages in
     #[arg(long, value_name = "DIR", default_value = "target/deb")]
     output: PathBuf,
-}
-
-impl Arguments {
-    /// Packages for a test.
-    pub fn of_test(output: &Path, version: Option<String>) -> Self {
-        Self { version, dev: true, output: output.to_owned() }
-    }
 }
 
 /// A version of a native package.

@@ -9,7 +9,7 @@
 //! The targets in Rust are one program, built with the counters of LLVM's coverage, which a stable compiler has behind
 //! `-C` options. The environment says which target it is. What the guest has in C has targets in C.
 
-use crate::steps::{Counts, run, workspace};
+use crate::steps::{run, workspace};
 use anyhow::{Context, Result, bail, ensure};
 use std::{
     fs,
@@ -142,12 +142,7 @@ pub fn main(arguments: &Arguments) -> Result<()> {
         return names.iter().try_for_each(|name| keep(&programs, name));
     }
     let seconds = arguments.seconds.map_or_else(default_seconds, Ok)?;
-    fuzz(&names, seconds, &mut Counts::default())
-}
-
-/// The step of `make soak`: all targets.
-pub fn soak(counts: &mut Counts) -> Result<()> {
-    fuzz(&all()?, default_seconds()?, counts)
+    fuzz(&names, seconds)
 }
 
 fn default_seconds() -> Result<u64> {
@@ -156,17 +151,14 @@ fn default_seconds() -> Result<u64> {
     seconds.with_context(|| format!("{SECONDS_VARIABLE}={text:?}: not a number of seconds from 1 to 86400"))
 }
 
-fn fuzz(names: &[String], seconds: u64, counts: &mut Counts) -> Result<()> {
+fn fuzz(names: &[String], seconds: u64) -> Result<()> {
     let programs = Programs::build(names)?;
     println!("{}", Row::HEADING);
     let mut broken = Vec::new();
     for name in names {
-        match run_target(&programs, name, seconds) {
-            Ok(()) => counts.add_passed(),
-            Err(error) => {
-                println!("{name} FAILED: {error:#}");
-                broken.push(name.as_str());
-            }
+        if let Err(error) = run_target(&programs, name, seconds) {
+            println!("{name} FAILED: {error:#}");
+            broken.push(name.as_str());
         }
     }
     ensure!(

@@ -1,6 +1,8 @@
 //! Everything that `make` calls. `cargo xtask help` lists it.
 
 mod bench;
+mod build;
+mod changed;
 mod checks;
 mod counts;
 mod deb;
@@ -10,10 +12,12 @@ mod documents;
 mod fuzz;
 mod lab;
 mod layers;
+mod outcome;
 #[cfg(test)]
 mod seam;
 mod setup;
 mod steps;
+mod suite;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -57,7 +61,9 @@ enum Command {
     #[command(verbatim_doc_comment)]
     Fuzz(fuzz::Arguments),
     /// Format, lints, unit, property and lab tests, recorded servers: what CI runs
-    Test,
+    Test(checks::TestArguments),
+    /// Format, clippy and tests of what has changed since main, and of what depends on it
+    Check,
     /// Counts of the tree, such as circles of imports, with their limits and what they are made of
     Counts,
     /// The host topology reader on recorded servers, beside lstopo
@@ -80,7 +86,8 @@ fn main() -> ExitCode {
         Command::Servers => checks::servers().map(|()| ExitCode::SUCCESS),
         Command::Fuzz(arguments) => fuzz::main(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Soak(arguments) => checks::soak(&arguments).map(|()| ExitCode::SUCCESS),
-        Command::Test => checks::test().map(|()| ExitCode::SUCCESS),
+        Command::Check => checks::check().map(|()| ExitCode::SUCCESS),
+        Command::Test(arguments) => checks::test(&arguments).map(|()| ExitCode::SUCCESS),
     };
     match result {
         Ok(status) => status,

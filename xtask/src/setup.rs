@@ -10,7 +10,8 @@ use vnuma_lab_runner::{cache_dir, debian_mirror};
 /// What building and the demonstration need, and tests besides.
 const BUILD_LISTS: [&str; 2] = ["xtask/build-packages.txt", "lab/host-packages.txt"];
 const TEST_LIST: &str = "xtask/host-packages.txt";
-const CARGO_DENY_VERSION: &str = "0.20.2";
+/// What the checks are written for.
+pub const CARGO_DENY_VERSION: &str = "0.20.2";
 /// The Debian packages whose checkpatch.pl is used, by release.
 const KERNEL_SOURCES: [(&str, &str); 2] = [("12", "linux-source-6.1"), ("13", "linux-source-6.12")];
 /// The release of hwloc that Debian 12 has: its lstopo reads all that its source package has recorded.

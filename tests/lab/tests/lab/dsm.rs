@@ -1,7 +1,7 @@
 //! The user-space DSM on real KVM, and between servers.
 
-use crate::{Job, run};
-use std::{path::PathBuf, process::Command, thread, time::Duration};
+use crate::{Job, built, run};
+use std::{path::PathBuf, thread, time::Duration};
 use vnuma_lab_runner::{Lab, LabRun, Output, build_binaries};
 
 const THERE: &str = "/usr/local/bin/dsm-run";
@@ -35,18 +35,11 @@ fn a_guest_of_kvm_spans_the_nodes_of_a_dsm() {
     );
 }
 
-/// Tests of a package, built.
-fn tests_of(package: &str, which: &[&str]) -> PathBuf {
-    let output = Command::new(env!("CARGO"))
-        .args(["test", "--package", package, "--no-run", "--message-format=json"])
-        .args(which)
-        .output()
-        .expect("cargo starts");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let messages = serde_json::Deserializer::from_slice(&output.stdout).into_iter::<serde_json::Value>();
-    let path =
-        messages.filter_map(Result::ok).find_map(|message| Some(message["executable"].as_str()?.into()));
-    path.expect("the path of the test")
+/// Tests of a package: `lib`, or a file in `tests`.
+fn tests_of(folder: &str, package: &str, which: &str) -> PathBuf {
+    let name = format!("{folder}.{which}").replace('/', ".");
+    let select = if which == "lib" { &["--lib"][..] } else { &["--test", which] };
+    built(&name, &[&["test", "--no-run", "--package", package], select].concat())
 }
 
 /// Runs a shell's commands on a server, with these files.
@@ -78,8 +71,8 @@ fn nodes_on_two_servers_share_memory_by_rdma() {
     for lab in &labs {
         shell(lab, &[dsm_run()], RDMA);
     }
-    for which in [&["--lib"][..], &["--test", "lanes"]] {
-        let test = [(tests_of("vnuma-dsm-transport", which), "/root/test".to_owned())];
+    for which in ["lib", "lanes"] {
+        let test = [(tests_of("span/transport", "vnuma-dsm-transport", which), "/root/test".to_owned())];
         shell(&labs[0], &test, "VNUMA_RDMA_ADDRESS=10.77.0.1 /root/test --test-threads 1");
     }
     for program in ["lock-counter", "pagerank", "false-sharing", "--vcpus 1 --size 500 guest"] {
@@ -109,9 +102,8 @@ fn nodes_on_two_servers_share_memory_by_rdma() {
 #[ignore = "takes minutes: make soak"]
 fn page_faults_are_served_on_each_kernel_or_refused_by_name() {
     let lab = Lab::boot("2n5c").expect("the lab boots");
-    let of_pager = |which: &[&str], there: &str| (tests_of("vnuma-dsm-pager", which), there.to_owned());
-    let files =
-        [dsm_run(), of_pager(&["--lib"], "/root/lib"), of_pager(&["--test", "changes"], "/root/changes")];
+    let of_pager = |which: &str| (tests_of("span/pager", "vnuma-dsm-pager", which), format!("/root/{which}"));
+    let files = [dsm_run(), of_pager("lib"), of_pager("changes")];
     let tests = "--test-threads 1 --nocapture 2>&1";
     let told = shell(&lab, &files, &format!("uname -r; /root/lib {tests}; /root/changes {tests}"));
     assert!(told.starts_with("7.3") && !told.contains("skipped"), "{told}");

@@ -7,18 +7,35 @@ mod slice;
 
 use std::collections::HashSet;
 use std::path::PathBuf;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 use vnuma_lab_runner::{Lab, LabError, LabRun, Output, boot_retries};
 
 /// Only a limit for tests that hang; a soak takes an hour and more.
-const TIMEOUT: Duration = Duration::from_secs(900);
+const TIMEOUT: Duration = Duration::from_secs(3600);
 const SOAK_TIMEOUT: Duration = Duration::from_secs(3 * 3600);
 
 /// Status of a job that the emulated processor has ended, and no fault of the project (`lab-scenario`).
 const EMULATOR_FAULT: i32 = 75;
 /// Jobs that were run once more for that reason.
 static RUN_AGAIN: AtomicUsize = AtomicUsize::new(0);
+
+/// What cargo has built: in the folder of programs that `cargo xtask` names, or built now by these words, as the last executable.
+fn built(name: &str, words: &[&str]) -> PathBuf {
+    if let Some(folder) = std::env::var_os("VNUMA_PROGRAMS") {
+        let path = PathBuf::from(folder).join(name);
+        return path.canonicalize().unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    }
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(words).arg("--message-format=json").stderr(Stdio::inherit());
+    let output = cargo.output().expect("cargo starts");
+    assert!(output.status.success(), "cargo {words:?}: {}", output.status);
+    let messages = serde_json::Deserializer::from_slice(&output.stdout).into_iter::<serde_json::Value>();
+    let path =
+        messages.filter_map(Result::ok).filter_map(|one| Some(one["executable"].as_str()?.into())).last();
+    path.expect("an executable")
+}
 
 /// How many rounds a soak has; none in `make test`.
 fn soak_rounds() -> Option<String> {

@@ -1,7 +1,8 @@
 //! The first slice on real KVM: scenarios of `lab-scenario`, and what else runs on the server. What takes long and is not
 //! at the heart of it belongs to `make soak`.
 
-use crate::{Job, TIMEOUT, driver::essential, run, soak_kills, soak_rounds, soak_seconds, soak_seed};
+use crate::{Job, TIMEOUT, built, driver::essential, run, soak_kills, soak_rounds, soak_seconds, soak_seed};
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
@@ -48,31 +49,35 @@ const RUNTIME_FILES: [&str; 9] = [
     "mimalloc/libvnuma-mimalloc.so",
 ];
 
-/// Builds of guest/runtime, in a folder of its own: what `make check` builds is built beside these tests.
-fn make_runtime(arguments: &[String]) -> PathBuf {
-    let build = Path::new(env!("CARGO_TARGET_TMPDIR")).join("runtime");
+/// Runs make in `guest/runtime` with a folder of its own for what is built: what `make check` builds is built beside these tests.
+/// Tests run in several processes, which build one after the other.
+fn make(folder: &str, build: &Path, arguments: &[String]) {
+    let lock = File::create(Path::new(env!("CARGO_TARGET_TMPDIR")).join("runtime.lock")).expect("a file");
+    lock.lock().expect("a lock");
     let status = Command::new("make")
-        .args(["--silent", "-C", concat!(env!("CARGO_MANIFEST_DIR"), "/../../guest/runtime")])
+        .args(["--silent", "-C"])
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../guest/runtime").join(folder))
         .arg(format!("BUILD={}", build.display()))
         .args(arguments)
         .status()
         .expect("make starts");
-    assert!(status.success(), "guest/runtime does not build");
+    assert!(status.success(), "guest/runtime/{folder} {arguments:?} does not build, or its test fails");
+}
+
+fn make_runtime(arguments: &[String]) -> PathBuf {
+    let build = Path::new(env!("CARGO_TARGET_TMPDIR")).join("runtime");
+    make("", &build, arguments);
     build
 }
 
 /// tcmalloc with its patch, from the unpacked crate that has its source: some minutes, once.
 fn tcmalloc(source: &str, build: &Path) -> PathBuf {
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../guest/runtime/alloc/tcmalloc");
     let build = build.join("tcmalloc");
-    let status = Command::new("make")
-        .args(["--silent", "-j2", "-C", folder])
-        .arg(format!("SOURCE={source}"))
-        .arg(format!("BUILD={}", build.display()))
-        .args(["all", "check"])
-        .status()
-        .expect("make starts");
-    assert!(status.success(), "tcmalloc does not build, or its test fails");
+    make(
+        "alloc/tcmalloc",
+        &build,
+        &["-j2".to_owned(), format!("SOURCE={source}"), "all".to_owned(), "check".to_owned()],
+    );
     build.join("libvnuma-tcmalloc.so")
 }
 
@@ -83,7 +88,7 @@ fn runtime() -> Vec<(PathBuf, String)> {
     if mimalloc.exists() {
         files.push((mimalloc, format!("{RUNTIME}/libmimalloc.so.2")));
     } else {
-        println!("skipped: there is no {} (package libmimalloc2.0)", mimalloc.display());
+        println!("skipped: there is no {} (package libmimalloc2.0 of Debian 12)", mimalloc.display());
     }
     match std::env::var("VNUMA_TCMALLOC") {
         Ok(source) => {
@@ -101,14 +106,7 @@ fn runtime() -> Vec<(PathBuf, String)> {
 /// numactl's own tests, from its source.
 fn numactl(source: &str, build: &Path) -> Vec<(PathBuf, String)> {
     let build = build.join("numactl");
-    let status = Command::new("make")
-        .args(["--silent", "-C", concat!(env!("CARGO_MANIFEST_DIR"), "/../../guest/runtime")])
-        .args(["-f", "test/numactl.mk"])
-        .arg(format!("SOURCE={source}"))
-        .arg(format!("BUILD={}", build.display()))
-        .status()
-        .expect("make starts");
-    assert!(status.success(), "numactl's tests do not build");
+    make("", &build, &["-f".to_owned(), "test/numactl.mk".to_owned(), format!("SOURCE={source}")]);
     let files = build.join("test").read_dir().expect("a folder").map(|entry| entry.expect("an entry").path());
     let there = |file: &Path| {
         let file = file.strip_prefix(&build).expect("a file of it");
@@ -119,12 +117,7 @@ fn numactl(source: &str, build: &Path) -> Vec<(PathBuf, String)> {
 
 /// An example that checks itself: migrations between nodes are reported by the kernel, and found by polling.
 fn vcpu_watch() -> PathBuf {
-    let status = Command::new(env!("CARGO"))
-        .args(["build", "--quiet", "--package", "vnuma-observe", "--example", "vcpu-watch"])
-        .status()
-        .expect("cargo starts");
-    assert!(status.success(), "the example vcpu-watch does not build");
-    Path::new(env!("CARGO_TARGET_TMPDIR")).join("../debug/examples/vcpu-watch")
+    built("vcpu-watch", &["build", "--package", "vnuma-observe", "--example", "vcpu-watch"])
 }
 
 /// A command that finds those files on the server.
