@@ -28,7 +28,7 @@ const DEMO: &str = "sed -i s/10M/256K/ numademo";
 pub fn tests(vm: &Vm) -> Result<()> {
     let directory = format!("{DIRECTORY}/numactl");
     if !Path::new(&directory).exists() {
-        println!("numactl's tests: skipped, they were not brought (make soak)");
+        println!("skipped: numactl's tests were not brought (make soak)");
         return Ok(());
     }
     for program in PROGRAMS {

@@ -184,7 +184,7 @@ fn all(vm: &Vm) -> Result<()> {
     for program in ESSENTIAL.iter().chain(&OTHERS) {
         let file = program.command.iter().rev().find(|word| word.starts_with('/')).copied().unwrap_or("");
         if vm.exec(&["test", "-e", file]).is_err() {
-            println!("{}: skipped, there is no {file}", program.name);
+            println!("skipped: {}: there is no {file}", program.name);
             continue;
         }
         // A table of all the others is worth having.
@@ -201,7 +201,7 @@ fn all(vm: &Vm) -> Result<()> {
             failed.extend(wrong);
             rows.push(row);
         }
-        Ok(None) => println!("PostgreSQL: skipped, it was not brought"),
+        Ok(None) => println!("skipped: PostgreSQL was not brought"),
         Err(error) => failed.push(format!("PostgreSQL: {error:#}")),
     }
     print(&rows);

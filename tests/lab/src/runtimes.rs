@@ -200,7 +200,7 @@ fn install_mimalloc(vm: &Vm) -> Result<bool> {
     if there {
         vm.exec(&["cp", &brought, MIMALLOC])?;
     } else {
-        println!("mimalloc: skipped, there was no libmimalloc.so.2 (package libmimalloc2.0)");
+        println!("skipped: mimalloc: there was no libmimalloc.so.2 (package libmimalloc2.0 of Debian 12)");
     }
     Ok(there)
 }
@@ -208,7 +208,7 @@ fn install_mimalloc(vm: &Vm) -> Result<bool> {
 fn has_tcmalloc() -> bool {
     let there = Path::new(TCMALLOC).exists();
     if !there {
-        println!("tcmalloc: skipped, it was not brought (make soak)");
+        println!("skipped: tcmalloc was not brought (make soak)");
     }
     there
 }

@@ -94,11 +94,11 @@ fn runtime() -> Vec<(PathBuf, String)> {
         Ok(source) => {
             files.push((tcmalloc(&source, &build), format!("{RUNTIME}/tcmalloc/libvnuma-tcmalloc.so")));
         }
-        Err(_) => println!("tcmalloc: skipped, it needs VNUMA_TCMALLOC (make soak)"),
+        Err(_) => println!("skipped: tcmalloc needs VNUMA_TCMALLOC (make soak)"),
     }
     match std::env::var("VNUMA_NUMACTL") {
         Ok(source) => files.extend(numactl(&source, &build)),
-        Err(_) => println!("numactl's tests: skipped, they need VNUMA_NUMACTL (make soak)"),
+        Err(_) => println!("skipped: numactl's tests need VNUMA_NUMACTL (make soak)"),
     }
     files
 }
@@ -219,10 +219,12 @@ fn nothing_is_lost_while_everything_around_vms_changes() {
     run("4n8c", &[job(&["lab-scenario", "soak", "--seconds", &seconds, "--seed", &soak_seed()])]);
 }
 
-/// Archives of a Java with HotSpot and the program for it, by version: the machine's JDK 17, and what `VNUMA_JAVA` names, as
-/// `VERSION=FOLDER:...`. None without a JDK 17, which compiles the program.
+/// Archives of a Java with HotSpot and the program for it, by version: the machine's JDK, which compiles the program, and what
+/// `VNUMA_JAVA` names, as `VERSION=FOLDER:...`.
 fn javas() -> Vec<(String, PathBuf)> {
-    const JDK: &str = "/usr/lib/jvm/java-17-openjdk-amd64";
+    /// Of Debian 12 and 13.
+    const JDKS: [(&str, &str); 2] =
+        [("17", "/usr/lib/jvm/java-17-openjdk-amd64"), ("21", "/usr/lib/jvm/java-21-openjdk-amd64")];
     // $1: the JDK, $2: where to, $3: sources, $4: another Java VM, or nothing. Its libraries of graphics are large.
     const BUILD: &str = r#"
         rm -rf "$2" && mkdir -p "$2"
@@ -236,24 +238,23 @@ fn javas() -> Vec<(String, PathBuf)> {
         tar -C "$2" -cf "$2.tar" jre Churn.class
         rm -r "$2"
     "#;
-    if !Path::new(JDK).join("jmods").is_dir() {
-        println!("skipped: there is no {JDK}/jmods (package openjdk-17-jdk-headless)");
-        return Vec::new();
-    }
+    let found = JDKS.into_iter().find(|(_, jdk)| Path::new(jdk).join("jmods").is_dir());
+    let (own, jdk) = found.expect("a JDK, which a package of tests/lab/host-packages.txt is");
     let others = std::env::var("VNUMA_JAVA").unwrap_or_default();
     if others.is_empty() {
-        println!("Java 21 and later: skipped, they need VNUMA_JAVA (make soak)");
+        println!("skipped: other Java VMs need VNUMA_JAVA (make soak)");
     }
-    let others = others.split(':').filter_map(|one| one.split_once('='));
+    let others =
+        others.split(':').filter_map(|one| one.split_once('=')).filter(|(version, _)| *version != own);
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../guest/runtime/test");
     let archive = |(version, other): (&str, &str)| {
         let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("java-{version}"));
         let mut build = Command::new("sh");
-        build.args(["-euc", BUILD, "sh", JDK]).args([&directory, &sources]).arg(other);
+        build.args(["-euc", BUILD, "sh", jdk]).args([&directory, &sources]).arg(other);
         assert!(build.status().expect("sh starts").success(), "no Java {version} for the guest");
         (version.to_owned(), directory.with_extension("tar"))
     };
-    std::iter::once(("17", "")).chain(others).map(archive).collect()
+    std::iter::once((own, "")).chain(others).map(archive).collect()
 }
 
 #[test]
@@ -298,7 +299,7 @@ fn programs() -> PathBuf {
         ("go", runs("go"), "a Go"),
         ("Allocate.dll", runs("mcs") && dotnet.exists(), "mono-mcs and VNUMA_WHEELS (make soak)"),
     ] {
-        if there { wanted.push(name) } else { println!("{name}: skipped, it needs {needed}") }
+        if there { wanted.push(name) } else { println!("skipped: {name} needs {needed}") }
     }
     let arguments = wanted.iter().map(|name| format!("{}/programs/{name}", build.display()));
     make_runtime(&arguments.chain([format!("DOTNET={}", dotnet.display())]).collect::<Vec<_>>());
