@@ -702,6 +702,20 @@ fn masks_of_a_vm_that_is_not_followed_any_more_are_given_back_and_requests_answe
 }
 
 #[test]
+fn masks_of_a_vm_that_has_left_are_given_back_while_it_is_watched_and_connected() {
+    let mut run = Run::with_vms(&["a"]);
+    run.set_policy(1, Policy::Vprobe);
+    run.period(0, 1);
+    let left = Event::Hypervisor(run.connections[0].1, Report::Left);
+    let commands = run.core.step(run.now_ns + 1, left);
+    let at = |is: fn(&Command) -> bool| commands.iter().position(is);
+    let restored = at(|command| matches!(command, Command::RestoreMasks(..)));
+    assert!(restored.is_some());
+    assert!(at(|command| matches!(command, Command::UnwatchProcess(..))) > restored);
+    assert!(at(|command| matches!(command, Command::Disconnect(_))) > restored);
+}
+
+#[test]
 fn cpus_that_the_host_loses_leave_no_mask_behind() {
     let mut run = Run::with_vms(&["a"]);
     run.set_policy(1, Policy::Vprobe);

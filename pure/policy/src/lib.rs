@@ -36,7 +36,7 @@ pub use acked::Update;
 pub use assignment::{NodeAssignment, choose_node};
 pub use devices::DeviceStatus;
 pub use home::{Homes, backings, displaced_bytes, distances, homes, resident_kib};
-pub use plan::{Action, Plan, Policies, PublishReason, Reason, Step, decide};
+pub use plan::{Action, Plan, Policies, PublishReason, Ranks, Reason, Step, decide};
 pub use settle::{Due, SettlePolicy, Settler, Suppressed};
 pub use vm::{Observation, Publication, VcpuState, VcpuStatus, VmPlacement};
 pub use world::World;

@@ -1,10 +1,11 @@
 //! What is to be done, and why.
 
+use crate::migration::Order;
 use crate::repatriation::MemorySettings;
-use crate::scheduling::{Policy, Settings, memory::MoveMemory};
+use crate::scheduling::{Policy, Settings, Stealing, memory::MoveMemory};
 use crate::world::{ChannelState, Confine, ManagedVm, Move, Publisher, Replug, UnplugStep, Vm, VmId, World};
 use crate::{Due, SettlePolicy, rehome_policy::RehomeSettings, sizing::SizeSettings};
-use vnuma_model::ApicId;
+use vnuma_model::{ApicId, GuestNodeId};
 
 /// How an operator wants decisions to be made.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -53,7 +54,7 @@ pub enum PublishReason {
     },
 }
 
-/// Why a vCPU is moved or replugged.
+/// Why something is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
     /// An operator asked for it.
@@ -62,6 +63,26 @@ pub enum Reason {
     Astray,
     /// Its guest node gets another home.
     Rehomed,
+    /// It is marked to be attached, and runs.
+    Marked,
+    /// It is attached, or is not to be.
+    NotMarked,
+    /// It migrates.
+    Migrates,
+    /// Its channel came along from another host.
+    CameAlong,
+    /// An attach that was not answered in time was carried out after all.
+    TimedOut,
+    /// An earlier vnumad left it.
+    LeftBehind,
+    /// Another reason takes its place, or there is none any more.
+    Ended,
+    /// The controller of sizes, or an operator, has set the size.
+    Sized,
+    /// A period has ended.
+    Period,
+    /// scx_vnuma was loaded.
+    Loaded,
 }
 
 /// One thing to do.
@@ -86,6 +107,38 @@ pub enum Action {
     WatchHotness,
     /// Move memory of a VM to another node. It has its reason with it.
     MoveMemory(MoveMemory),
+    /// End the move of a VM's memory that is under way.
+    StopMemory(Reason),
+    /// Plug a topology channel.
+    Attach(Reason),
+    /// Ask the guest to let go of its channel's device.
+    Detach(Reason),
+    /// Take over the channel of an earlier vnumad.
+    Recover(Reason),
+    /// Mark the VM to be attached as soon as it runs, or take the mark away.
+    Mark(bool, Reason),
+    /// Take a migration on.
+    Migrate(Order, Reason),
+    /// Have a memory device of a guest node offer its guest so much.
+    Resize(GuestNodeId, String, u64, Reason),
+    /// Tell scx_vnuma which vCPUs of this process a policy schedules.
+    Rank(Ranks, Reason),
+    /// Tell scx_vnuma of the places that are set by affinities.
+    PlaceAgain(Reason),
+    /// Give back the masks that policies have set in this process.
+    RestoreMasks(i32, Reason),
+}
+
+/// What scx_vnuma is told of a process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ranks {
+    /// The process.
+    pub pid: i32,
+    /// Threads of its vCPUs, each with its LLC references in a million instructions (0 if not known); none: its policy does not
+    /// act any more.
+    pub vcpus: Vec<(i32, u32)>,
+    /// Which vCPUs of the host idle CPUs take.
+    pub stealing: Stealing,
 }
 
 /// One thing to do about a VM.
@@ -108,7 +161,7 @@ pub struct Plan {
 
 /// Decides what is to be done now. Pure: the same world, policies and time give the same plan.
 pub fn decide(world: &World, policies: &Policies, now_ns: u64) -> Plan {
-    let mut plan = Plan::default();
+    let mut plan = Plan { steps: world.wanted().to_vec(), ..Plan::default() };
     for id in world.due(now_ns) {
         let Some(managed) = world.get(id) else { continue };
         let Some(vm) = &managed.vm else { continue };

@@ -1,14 +1,18 @@
-//! A plan becomes commands.
+//! A plan becomes commands. Nothing else in the core has anything done to a VM, as a test shows.
 
 use super::{
     Core, Reply,
-    event::{Ask, Command, Level},
+    event::{Ask, Command, Level, MaskOrder, Ranked},
     refusal::Refusal,
 };
+use std::collections::BTreeMap;
 use vnuma_api as api;
+use vnuma_model::GuestNodeId;
 use vnuma_policy::{
-    Action, Plan, PublishReason, Reason,
-    world::{ChannelEvent, Move, Replug, UnplugStep, VmId},
+    Action, Plan, PublishReason, Ranks, Reason,
+    migration::Order,
+    scheduling::memory::MoveMemory,
+    world::{Begun, ChannelEvent, Confine, Mechanism, Move, Replug, UnplugStep, VmId},
 };
 
 impl Core {
@@ -22,19 +26,36 @@ impl Core {
         let mut confines = Vec::new();
         for step in plan.steps {
             match step.action {
-                Action::Publish(generation, reason) => self.publish(step.vm, generation, reason),
-                Action::Move(wanted, _) => self.begin_move(step.vm, wanted),
-                Action::Replug(replug, reason) => self.begin_replug(step.vm, replug, reason),
-                Action::Unplug(UnplugStep::Ask) => self.ask_to_unplug(step.vm),
-                Action::Unplug(UnplugStep::GiveUp) => self.give_up_unplug(step.vm),
                 Action::Confine(confine) => confines.push((step.vm, confine)),
-                Action::Follow => self.begin_follow(step.vm),
-                Action::ObserveMemory => self.begin_observation(step.vm),
-                Action::WatchHotness => self.begin_hotness(step.vm),
-                Action::MoveMemory(order) => self.begin_memory(step.vm, order),
+                action => self.carry_out(step.vm, action),
             }
         }
         self.begin_confines(confines);
+    }
+
+    fn carry_out(&mut self, id: VmId, action: Action) {
+        match action {
+            Action::Publish(generation, reason) => self.publish(id, generation, reason),
+            Action::Move(wanted, _) => self.begin_move(id, wanted),
+            Action::Replug(replug, reason) => self.begin_replug(id, replug, reason),
+            Action::Unplug(UnplugStep::Ask) => self.ask_to_unplug(id),
+            Action::Unplug(UnplugStep::GiveUp) => self.give_up_unplug(id),
+            Action::Confine(confine) => self.begin_confines(vec![(id, confine)]),
+            Action::PlaceAgain(_) => self.place_again(id),
+            Action::Follow => self.begin_follow(id),
+            Action::Rank(ranks, _) => self.rank(id, ranks),
+            Action::RestoreMasks(pid, _) => self.commands.push(Command::RestoreMasks(id, pid)),
+            Action::ObserveMemory => self.begin_observation(id),
+            Action::WatchHotness => self.begin_hotness(id),
+            Action::MoveMemory(order) => self.begin_memory(id, order),
+            Action::StopMemory(_) => self.commands.push(Command::StopMemory(id)),
+            Action::Attach(_) => self.ask_with_epoch(id, Ask::Attach),
+            Action::Recover(_) => self.ask_with_epoch(id, Ask::Recover),
+            Action::Detach(_) => self.ask_if_connected(id, Ask::Detach),
+            Action::Mark(marked, _) => self.ask_if_connected(id, Ask::Mark(marked)),
+            Action::Migrate(order, _) => self.migrate(id, order),
+            Action::Resize(node, device, bytes, _) => self.resize(id, node, device, bytes),
+        }
     }
 
     fn publish(&mut self, id: VmId, generation: u64, reason: PublishReason) {
@@ -89,5 +110,142 @@ impl Core {
             self.log(Level::Info, line);
         }
         self.commands.push(Command::Ask(connection, Ask::Replug(replug.vcpu, replug.node)));
+    }
+
+    /// Each channel has an epoch of its own.
+    fn ask_with_epoch(&mut self, id: VmId, ask: fn(u32) -> Ask) {
+        let epoch = self.epochs.take();
+        self.ask_if_connected(id, ask(epoch));
+    }
+
+    fn migrate(&mut self, id: VmId, order: Order) {
+        let Some(connection) = self.world.get(id).and_then(|managed| managed.responsive()) else { return };
+        let Some(migration) = self.vm(id).and_then(|vm| vm.migration.as_ref()) else { return };
+        let command = match order {
+            Order::Begin => Command::Migrate(connection, migration.destination.clone(), migration.post_copy),
+            Order::Mark => Command::Ask(connection, Ask::Mark(true)),
+            Order::Detach => Command::Ask(connection, Ask::Detach),
+            Order::Look => Command::Ask(connection, Ask::LookAtMigration),
+            Order::Switch => Command::Ask(connection, Ask::SwitchMigration),
+            Order::Cancel => Command::Ask(connection, Ask::CancelMigration),
+        };
+        self.commands.push(command);
+    }
+
+    fn resize(&mut self, id: VmId, node: GuestNodeId, device: String, bytes: u64) {
+        if let Some(connection) = self.world.get(id).and_then(|managed| managed.link.connection()) {
+            self.commands.push(Command::Resize(connection, node, device, bytes));
+        }
+    }
+
+    fn rank(&mut self, id: VmId, Ranks { pid, vcpus, stealing }: Ranks) {
+        let vcpus = vcpus.into_iter().map(|(tid, pressure)| Ranked { tid, pressure }).collect();
+        self.commands.push(Command::Rank { vm: id, pid, vcpus, stealing });
+    }
+
+    /// Orders once more what is set by affinities: scx_vnuma is told of it now.
+    fn place_again(&mut self, id: VmId) {
+        let Some((_, vm)) = self.world.vm_mut(id) else { return };
+        let mut masks = Vec::new();
+        for vcpu in &vm.description.vcpus {
+            let Some(mask) = vm.scheduling.masks.get_mut(&vcpu.apic_id) else { continue };
+            let set = mask.policy.clone().filter(|set| set.by == Mechanism::Affinity);
+            let (Some(set), Some(why), Some(operator), None) =
+                (set, mask.last.as_ref().map(|last| last.why), mask.operator.clone(), &mask.begun)
+            else {
+                continue;
+            };
+            let (expected, cpus) = (set.cpus.clone(), Some(set.cpus.clone()));
+            mask.begun = Some(Begun { mask: Some(set), why });
+            masks.push(MaskOrder { vcpu: vcpu.apic_id, tid: vcpu.tid, expected, operator, cpus });
+        }
+        if !masks.is_empty() {
+            let pid = vm.description.pid;
+            self.commands.push(Command::Confine { vm: id, pid, masks });
+        }
+    }
+
+    /// Has them kept where their vCPUs are now. Also if nothing has changed: threads may be new.
+    fn begin_follow(&mut self, id: VmId) {
+        let cpus = self.world.cpus_of_others(id);
+        let Some((_, vm)) = self.world.vm_mut(id) else { return };
+        let others = &mut vm.scheduling.others;
+        others.look = false;
+        if cpus.is_none() && !others.in_use() {
+            return;
+        }
+        others.begun = Some(cpus.clone());
+        let (pid, vcpus) = (vm.description.pid, vm.description.vcpus.iter().map(|vcpu| vcpu.tid).collect());
+        self.commands.push(Command::Follow { vm: id, pid, vcpus, cpus });
+    }
+
+    /// Has a VM's memory looked at.
+    fn begin_observation(&mut self, id: VmId) {
+        let Some(areas) = self.world.observation_begun(id) else { return };
+        let Some(pid) = self.vm(id).map(|vm| vm.description.pid) else { return };
+        if areas.is_empty() {
+            let problem = "where its hypervisor has the memory of its guest nodes is not known: guest nodes without a memory backend of \
+                           their own, or several of one size that an old hypervisor does not tell apart";
+            return self.memory_observed(id, pid, Err(problem.to_owned()));
+        }
+        self.commands.push(Command::ObserveMemory { vm: id, pid, areas });
+    }
+
+    /// Has it watched how hot a VM's memory is.
+    fn begin_hotness(&mut self, id: VmId) {
+        let Some(areas) = self.world.hotness_begun(id) else { return };
+        let Some(pid) = self.vm(id).map(|vm| vm.description.pid) else { return };
+        self.commands.push(Command::WatchHotness { vm: id, pid, areas });
+    }
+
+    /// Has memory moved. It takes a while; others are not kept waiting.
+    fn begin_memory(&mut self, id: VmId, order: MoveMemory) {
+        let now_ns = self.now_ns;
+        let Some(begun) = self.world.memory_begun(id, order.clone(), now_ns) else { return };
+        let Some(vm) = self.vm(id) else { return };
+        let (name, pid) = (vm.name().to_owned(), vm.description.pid);
+        self.commands.push(Command::MoveMemory { vm: id, pid, order });
+        self.tell_memory(name, &begun);
+    }
+
+    /// The guest is asked again.
+    fn ask_to_unplug(&mut self, id: VmId) {
+        if self.channel_event(id, ChannelEvent::DetachRequested).is_some() {
+            self.ask_if_connected(id, Ask::Detach);
+        }
+    }
+
+    /// Begins steps of policies: one command for each VM, so that one record is written for all of them.
+    fn begin_confines(&mut self, steps: Vec<(VmId, Confine)>) {
+        let mut orders: BTreeMap<(VmId, i32), Vec<MaskOrder>> = BTreeMap::new();
+        for (id, step) in steps {
+            let mask = step.to.map(|place| self.world.policy_mask(id, step.vcpu, place));
+            let Some((_, vm)) = self.world.vm_mut(id) else { continue };
+            let thread = vm.description.vcpus.iter().find(|vcpu| vcpu.apic_id == step.vcpu);
+            let thread = thread.map(|vcpu| vcpu.tid);
+            let pid = vm.description.pid;
+            let Some(state) = vm.scheduling.masks.get_mut(&step.vcpu) else { continue };
+            state.wanted = None;
+            let (Some(tid), Some(operator)) = (thread, state.operator.clone()) else { continue };
+            let mask = match mask {
+                None => None,
+                Some(Some(mask)) => Some(mask),
+                // The host has changed since it was decided.
+                Some(None) => continue,
+            };
+            let Some(expected) = state.expected().cloned() else { continue };
+            let cpus = mask.as_ref().map(|mask| mask.cpus.clone());
+            state.begun = Some(Begun { mask, why: step.why });
+            orders.entry((id, pid)).or_default().push(MaskOrder {
+                vcpu: step.vcpu,
+                tid,
+                expected,
+                operator,
+                cpus,
+            });
+        }
+        for ((vm, pid), masks) in orders {
+            self.commands.push(Command::Confine { vm, pid, masks });
+        }
     }
 }

@@ -2,15 +2,15 @@
 
 use super::{
     Core, Reply,
-    event::{Ask, Command, Level, Replugged},
+    event::{Command, Level, Replugged},
     refusal::Refusal,
     requests::check_publishable,
     waiting::{Until, Waiting},
 };
 use vnuma_api as api;
 use vnuma_hypervisor::VmError;
-use vnuma_policy::migration::MigrationEvent;
 use vnuma_policy::world::{ChannelEvent, ChannelState, DriverStatus, ReplugEnd, Unplug, Vm, VmId};
+use vnuma_policy::{Action, Reason, migration::MigrationEvent};
 
 impl Core {
     /// Takes a channel to its next state. `None`: the event means nothing in the present one.
@@ -152,13 +152,6 @@ impl Core {
         Refusal::AskedAgain { source: error }
     }
 
-    /// The guest is asked again.
-    pub(super) fn ask_to_unplug(&mut self, id: VmId) {
-        if self.channel_event(id, ChannelEvent::DetachRequested).is_some() {
-            self.ask_if_connected(id, Ask::Detach);
-        }
-    }
-
     /// The guest is asked no more.
     pub(super) fn give_up_unplug(&mut self, id: VmId) {
         let name = self.name_of(id);
@@ -203,7 +196,7 @@ impl Core {
                 self.log(Level::Info, format!("{name}: {line}"));
                 self.is_to_be_unplugged(id);
                 // It reports that the device is gone, now or when the guest lets go.
-                self.ask_if_connected(id, Ask::Detach);
+                self.world.add_step(id, Action::Detach(Reason::TimedOut));
             }
             _ => {}
         }
@@ -211,12 +204,11 @@ impl Core {
 
     /// Takes over the channel of a vnumad that has ended.
     fn recover(&mut self, id: VmId) {
-        let epoch = self.epochs.take();
         let Some(vm) = self.vm(id) else { return };
         if let Err(refusal) = check_publishable(vm) {
             return self.recovered(id, Err(refusal));
         }
-        self.ask_if_connected(id, Ask::Recover(epoch));
+        self.world.add_step(id, Action::Recover(Reason::LeftBehind));
     }
 
     /// Taking it over has ended.

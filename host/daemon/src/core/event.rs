@@ -410,3 +410,47 @@ pub enum Command {
     /// Write a line of the log.
     Log(Level, String),
 }
+
+impl Ask {
+    /// Does it change the VM?
+    pub fn acts(&self) -> bool {
+        match self {
+            Self::Describe | Self::Probe | Self::LookAtMigration => false,
+            Self::Attach(_) => true,
+            Self::Detach => true,
+            Self::Replug(..) => true,
+            Self::Recover(_) => true,
+            Self::Mark(_) => true,
+            Self::SwitchMigration => true,
+            Self::CancelMigration => true,
+        }
+    }
+}
+
+impl Command {
+    /// Does it change a VM, its threads, its memory, or what its guest knows? Only a step of a plan becomes such a command.
+    pub fn acts(&self) -> bool {
+        match self {
+            Self::Ask(_, ask) => ask.acts(),
+            Self::Migrate(..) => true,
+            Self::Resize(..) => true,
+            Self::Publish(..) => true,
+            Self::Move { .. } => true,
+            Self::Confine { .. } => true,
+            Self::Follow { .. } => true,
+            Self::Rank { .. } => true,
+            Self::ObserveMemory { .. } => true,
+            Self::WatchHotness { .. } => true,
+            Self::MoveMemory { .. } => true,
+            Self::StopMemory(_) => true,
+            Self::RestoreMasks(..) => true,
+            Self::Connect(..) | Self::Disconnect(_) | Self::CloseChannel(_) | Self::ForgetRecord(_) => false,
+            Self::Watch(..) | Self::Unwatch(_) | Self::Defer(..) | Self::Look(_) | Self::Count { .. } => {
+                false
+            }
+            Self::LookForScheduler | Self::ForgetMask(..) => false,
+            Self::WatchProcess(..) | Self::UnwatchProcess(..) => false,
+            Self::Reply(..) | Self::Announce(_) | Self::Log(..) => false,
+        }
+    }
+}

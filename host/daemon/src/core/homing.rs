@@ -2,7 +2,7 @@
 
 use super::{
     Core, Reply,
-    event::{Command, Level},
+    event::Level,
     refusal::Refusal,
     render,
     waiting::{Then, Until, Waiting},
@@ -62,18 +62,6 @@ impl Core {
         }
     }
 
-    /// Has a VM's memory looked at.
-    pub(super) fn begin_observation(&mut self, id: VmId) {
-        let Some(areas) = self.world.observation_begun(id) else { return };
-        let Some(pid) = self.vm(id).map(|vm| vm.description.pid) else { return };
-        if areas.is_empty() {
-            let problem = "where its hypervisor has the memory of its guest nodes is not known: guest nodes without a memory backend of \
-                           their own, or several of one size that an old hypervisor does not tell apart";
-            return self.memory_observed(id, pid, Err(problem.to_owned()));
-        }
-        self.commands.push(Command::ObserveMemory { vm: id, pid, areas });
-    }
-
     /// A VM's memory was looked at, or could not be.
     pub(super) fn memory_observed(&mut self, id: VmId, pid: i32, outcome: Result<MemoryObservation, String>) {
         let Some(vm) = self.vm(id).filter(|vm| vm.description.pid == pid) else { return };
@@ -96,13 +84,6 @@ impl Core {
         if let Some(wish) = self.world.decide_rehome(id, &policies, now_ns) {
             self.describe_first(id, None, Then::Rehome(wish));
         }
-    }
-
-    /// Has it watched how hot a VM's memory is.
-    pub(super) fn begin_hotness(&mut self, id: VmId) {
-        let Some(areas) = self.world.hotness_begun(id) else { return };
-        let Some(pid) = self.vm(id).map(|vm| vm.description.pid) else { return };
-        self.commands.push(Command::WatchHotness { vm: id, pid, areas });
     }
 
     /// How hot a VM's memory is was watched, or could not be.

@@ -2,26 +2,17 @@
 
 use super::{
     Core,
-    event::{Ask, Command, Level},
+    event::{Ask, Level},
     render,
 };
 use vnuma_api as api;
 use vnuma_policy::{
-    scheduling::memory::{MemoryReason, MoveMemory},
+    Action, Reason,
+    scheduling::memory::MemoryReason,
     world::{LastMemoryMove, MemoryMoved, VmId},
 };
 
 impl Core {
-    /// Has memory moved. It takes a while; others are not kept waiting.
-    pub(super) fn begin_memory(&mut self, id: VmId, order: MoveMemory) {
-        let now_ns = self.now_ns;
-        let Some(begun) = self.world.memory_begun(id, order.clone(), now_ns) else { return };
-        let Some(vm) = self.vm(id) else { return };
-        let (name, pid) = (vm.name().to_owned(), vm.description.pid);
-        self.commands.push(Command::MoveMemory { vm: id, pid, order });
-        self.tell_memory(name, &begun);
-    }
-
     /// Memory was moved, or could not be. The move goes on, or has ended.
     pub(super) fn memory_moved(&mut self, id: VmId, pid: i32, moved: MemoryMoved, ended: bool) {
         let now_ns = self.now_ns;
@@ -46,11 +37,11 @@ impl Core {
     pub(super) fn stop_memory(&mut self, id: VmId, is_its: impl FnOnce(&MemoryReason) -> bool) {
         let last = self.vm(id).and_then(|vm| vm.scheduling.memory.last.as_ref());
         if last.is_some_and(|last| last.ended_ns.is_none() && is_its(&last.order.why)) {
-            self.commands.push(Command::StopMemory(id));
+            self.world.add_step(id, Action::StopMemory(Reason::Ended));
         }
     }
 
-    fn tell_memory(&mut self, vm: String, last: &LastMemoryMove) {
+    pub(super) fn tell_memory(&mut self, vm: String, last: &LastMemoryMove) {
         let step = render::memory_step(last);
         self.log(Level::Info, format!("{vm}: {}", step.text()));
         self.announce(api::Event::Memory { vm, step });

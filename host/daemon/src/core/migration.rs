@@ -10,7 +10,7 @@
 use super::counts::none_of;
 use super::{
     Core, Reply,
-    event::{Ask, Command, Level},
+    event::{Ask, Level},
     refusal::Refusal,
     requests::check_publishable,
     waiting::{Then, Until},
@@ -20,8 +20,9 @@ use vnuma_api as api;
 use vnuma_hypervisor::VmError;
 use vnuma_model::{MigrationProgress, RunState, VmDescription};
 use vnuma_policy::{
+    Action, Reason,
     migration::{Migration, MigrationEvent, Order, Phase},
-    world::{ChannelEvent, ChannelState, ConnectionId, LinkEvent, RequestId, Vm, VmId, has_left},
+    world::{ChannelEvent, ChannelState, LinkEvent, RequestId, Vm, VmId, has_left},
 };
 
 /// Migrations of VMs that are gone, which can still be asked for.
@@ -173,42 +174,32 @@ impl Core {
         }
     }
 
-    /// What a migration needs now becomes a command.
+    /// What a migration needs now is wanted.
     fn give_order(&mut self, id: VmId) {
         let now_ns = self.now_ns;
-        let Some(connection) = self.world.get(id).map(|managed| managed.responsive()) else { return };
+        let Some(answers) = self.world.get(id).map(|managed| managed.responsive().is_some()) else { return };
         let Some((_, vm)) = self.world.vm_mut(id) else { return };
         let Some(migration) = &mut vm.migration else { return };
         migration.tick(now_ns);
         if migration.phase() == Phase::Returning {
             return self.attach_marked(id);
         }
-        let (Some(order), Some(connection)) = (migration.due(now_ns), connection) else { return };
+        let Some(order) = migration.due(now_ns).filter(|_| answers) else { return };
         migration.ordered(order, now_ns);
-        let (destination, post_copy) = (migration.destination.clone(), migration.post_copy);
-        let command = match order {
-            Order::Mark => {
-                vm.unmarking = false;
-                Command::Ask(connection, Ask::Mark(true))
+        match order {
+            Order::Mark => vm.unmarking = false,
+            Order::Detach if self.channel_event(id, ChannelEvent::DetachRequested).is_none() => {
+                let plugged = self.vm(id).is_some_and(|vm| vm.channel != ChannelState::Detached);
+                let problem = "its topology channel is in use by another request".to_owned();
+                let event = match plugged {
+                    true => MigrationEvent::ReleaseFailed(problem),
+                    false => MigrationEvent::Released,
+                };
+                return self.migration_event(id, event);
             }
-            Order::Begin => Command::Migrate(connection, destination, post_copy),
-            Order::Look => Command::Ask(connection, Ask::LookAtMigration),
-            Order::Switch => Command::Ask(connection, Ask::SwitchMigration),
-            Order::Cancel => Command::Ask(connection, Ask::CancelMigration),
-            Order::Detach => {
-                if self.channel_event(id, ChannelEvent::DetachRequested).is_none() {
-                    let plugged = self.vm(id).is_some_and(|vm| vm.channel != ChannelState::Detached);
-                    let problem = "its topology channel is in use by another request".to_owned();
-                    let event = match plugged {
-                        true => MigrationEvent::ReleaseFailed(problem),
-                        false => MigrationEvent::Released,
-                    };
-                    return self.migration_event(id, event);
-                }
-                Command::Ask(connection, Ask::Detach)
-            }
-        };
-        self.commands.push(command);
+            _ => {}
+        }
+        self.world.add_step(id, Action::Migrate(order, Reason::Migrates));
     }
 
     fn migration_ended(&mut self, id: VmId) {
@@ -295,14 +286,14 @@ impl Core {
 
     /// An operator wants a VM attached as soon as its guest runs.
     pub(super) fn attach_on_arrival(&mut self, request: RequestId, name: &str) -> Result<(), Refusal> {
-        let (id, vm, connection) = self.connected(name)?;
+        let (id, vm, _) = self.connected(name)?;
         if vm.description.run_state == RunState::Running || vm.channel != ChannelState::Detached {
             return self.attach(request, name);
         }
         refuse_if_migrating(vm)?;
         check_publishable(vm)?;
         self.wait(Some(request), id, Until::Marked, Then::Answer(Reply::Vm(id)));
-        self.mark(id, connection);
+        self.mark(id, Reason::Requested);
         Ok(())
     }
 
@@ -328,11 +319,11 @@ impl Core {
         self.attach_marked(id);
     }
 
-    fn mark(&mut self, id: VmId, connection: ConnectionId) {
+    fn mark(&mut self, id: VmId, reason: Reason) {
         if let Some((_, vm)) = self.world.vm_mut(id) {
             vm.unmarking = false;
         }
-        self.commands.push(Command::Ask(connection, Ask::Mark(true)));
+        self.world.add_step(id, Action::Mark(true, reason));
     }
 
     /// Has the mark taken away. If that fails it is tried again when somebody detaches the VM.
@@ -341,7 +332,7 @@ impl Core {
             if let Some((_, vm)) = self.world.vm_mut(id) {
                 vm.unmarking = true;
             }
-            self.ask_if_connected(id, Ask::Mark(false));
+            self.world.add_step(id, Action::Mark(false, Reason::NotMarked));
         }
     }
 
@@ -349,7 +340,9 @@ impl Core {
     pub(super) fn attach_marked(&mut self, id: VmId) {
         let Some(vm) = self.vm(id).filter(|vm| vm.is_to_be_attached()) else { return };
         let refused = check_publishable(vm).err().map(|refusal| refusal.to_string());
-        let Some(connection) = self.world.get(id).and_then(|managed| managed.responsive()) else { return };
+        if self.world.get(id).is_none_or(|managed| managed.responsive().is_none()) {
+            return;
+        }
         if let Some(problem) = refused {
             return self.attach_marked_failed(id, problem);
         }
@@ -360,9 +353,8 @@ impl Core {
             return;
         }
         *tried = Some((now_ns, tried.take().and_then(|(_, problem)| problem)));
-        let epoch = self.epochs.take();
         self.channel_event(id, ChannelEvent::AttachRequested);
-        self.commands.push(Command::Ask(connection, Ask::Attach(epoch)));
+        self.world.add_step(id, Action::Attach(Reason::Marked));
     }
 
     /// All of them, in case one could not be attached before.
@@ -415,11 +407,13 @@ impl Core {
     /// A VM has arrived with its channel: the memory has what the other host has published, and with KVM QEMU delivers none of the
     /// channel's interrupts after that. It is unplugged, and plugged again as the VM is marked.
     pub(super) fn plug_anew(&mut self, id: VmId) {
-        let Some(connection) = self.world.get(id).and_then(|managed| managed.responsive()) else { return };
+        if self.world.get(id).is_none_or(|managed| managed.responsive().is_none()) {
+            return;
+        }
         if self.channel_event(id, ChannelEvent::DetachRequested).is_some() {
-            self.mark(id, connection);
+            self.mark(id, Reason::CameAlong);
             self.is_to_be_unplugged(id);
-            self.commands.push(Command::Ask(connection, Ask::Detach));
+            self.world.add_step(id, Action::Detach(Reason::CameAlong));
         }
     }
 }

@@ -15,7 +15,7 @@
 //! | `locations` | where their vCPUs are |
 //! | `names` | what VMs are called |
 //! | `requests` | what operators want |
-//! | `act` | a plan becomes commands |
+//! | `act` | a plan becomes commands: nothing else acts |
 //! | `scheduling` | policies of VMs, and the masks that they want |
 //! | `others` | threads of VMs that run no vCPU |
 //! | `memory` | memory that is moved |
@@ -143,15 +143,20 @@ impl Core {
         self.now_ns = now_ns;
         self.observe(event);
         self.advance();
+        self.count();
         self.world.refresh(&self.policies, now_ns);
         let plan = decide(&self.world, &self.policies, now_ns);
         self.act(plan);
-        self.count();
         self.world.commit(&self.policies, now_ns);
         self.give_answers();
         let mut commands = std::mem::take(&mut self.commands);
-        // Guests first: to wake a watcher of events or to write a log line takes as long as to ring.
-        commands.sort_by_key(|command| matches!(command, Command::Announce(_) | Command::Log(..)));
+        commands.sort_by_key(|command| match command {
+            // Masks are given back by the connection and the process that had them set.
+            Command::UnwatchProcess(..) | Command::Disconnect(_) | Command::Connect(..) => 1,
+            // Guests first: to wake a watcher of events or to write a log line takes as long as to ring.
+            Command::Announce(_) | Command::Log(..) => 2,
+            _ => 0,
+        });
         commands
     }
 

@@ -2,26 +2,12 @@
 
 use super::{
     Core,
-    event::{Command, Followed, Level},
+    event::{Followed, Level},
 };
 use vnuma_model::CpuSet;
 use vnuma_policy::world::VmId;
 
 impl Core {
-    /// Has them kept where their vCPUs are now. Also if nothing has changed: threads may be new.
-    pub(super) fn begin_follow(&mut self, id: VmId) {
-        let cpus = self.world.cpus_of_others(id);
-        let Some((_, vm)) = self.world.vm_mut(id) else { return };
-        let others = &mut vm.scheduling.others;
-        others.look = false;
-        if cpus.is_none() && !others.in_use() {
-            return;
-        }
-        others.begun = Some(cpus.clone());
-        let (pid, vcpus) = (vm.description.pid, vm.description.vcpus.iter().map(|vcpu| vcpu.tid).collect());
-        self.commands.push(Command::Follow { vm: id, pid, vcpus, cpus });
-    }
-
     /// They are kept there, or not.
     pub(super) fn followed(&mut self, id: VmId, pid: i32, outcome: Result<Followed, String>) {
         let Some((_, vm)) = self.world.vm_mut(id).filter(|(_, vm)| vm.description.pid == pid) else { return };

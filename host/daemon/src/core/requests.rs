@@ -4,7 +4,7 @@
 use super::{
     Core, Reply,
     content::content,
-    event::{Ask, Command, Request},
+    event::Request,
     migration::refuse_if_migrating,
     names::not_connected,
     refusal::Refusal,
@@ -15,6 +15,7 @@ use vnuma_model::{ApicId, GuestNodeId, HostNodeId};
 use vnuma_policy::world::{
     ChannelEvent, ChannelState, DescriptionSource, Move, Mover, Replug, RequestId, Vm,
 };
+use vnuma_policy::{Action, Reason};
 
 impl Core {
     pub(super) fn requested(&mut self, request: RequestId, wanted: Request) {
@@ -43,7 +44,7 @@ impl Core {
     }
 
     pub(super) fn attach(&mut self, request: RequestId, name: &str) -> Result<(), Refusal> {
-        let (id, vm, connection) = self.connected(name)?;
+        let (id, vm, _) = self.connected(name)?;
         refuse_if_migrating(vm)?;
         let vm_name = || name.to_owned();
         match vm.channel {
@@ -64,15 +65,14 @@ impl Core {
             }
             ChannelState::Detached => check_publishable(vm)?,
         }
-        let epoch = self.epochs.take();
         self.channel_event(id, ChannelEvent::AttachRequested);
         self.wait(Some(request), id, Until::Attached, Then::Answer(Reply::Vm(id)));
-        self.commands.push(Command::Ask(connection, Ask::Attach(epoch)));
+        self.world.add_step(id, Action::Attach(Reason::Requested));
         Ok(())
     }
 
     fn detach(&mut self, request: RequestId, name: &str) -> Result<(), Refusal> {
-        let (id, vm, connection) = self.connected(name)?;
+        let (id, vm, _) = self.connected(name)?;
         refuse_if_migrating(vm)?;
         let vm_name = || name.to_owned();
         match vm.channel {
@@ -91,7 +91,7 @@ impl Core {
         self.channel_event(id, ChannelEvent::DetachRequested);
         self.wait(Some(request), id, Until::Detached, Then::Answer(Reply::Vm(id)));
         self.is_to_be_unplugged(id);
-        self.commands.push(Command::Ask(connection, Ask::Detach));
+        self.world.add_step(id, Action::Detach(Reason::Requested));
         Ok(())
     }
 

@@ -2,7 +2,7 @@
 
 use super::{
     Core, Reply,
-    event::{Ask, Command, Level},
+    event::{Ask, Level},
     refusal::Refusal,
     render,
     waiting::{Then, Until},
@@ -11,6 +11,7 @@ use vnuma_api as api;
 use vnuma_hypervisor::VmError;
 use vnuma_model::GuestNodeId;
 use vnuma_policy::{
+    Action, Reason,
     sizing::{Request, Resize, ResizePhase},
     world::{RequestId, ResizeWish, Vm, VmId},
 };
@@ -108,7 +109,7 @@ impl Core {
         let connection = self.world.get(id).and_then(|managed| managed.link.connection());
         for (node, (device, bytes)) in requests {
             match connection {
-                Some(connection) => self.commands.push(Command::Resize(connection, node, device, bytes)),
+                Some(_) => self.world.add_step(id, Action::Resize(node, device, bytes, Reason::Sized)),
                 None => {
                     let problem = "its hypervisor is not connected".to_owned();
                     self.failed_to_resize(id, node, problem);

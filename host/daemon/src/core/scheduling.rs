@@ -11,17 +11,17 @@
 
 use super::{
     Core, Reply,
-    event::{Command, Level, Made, MaskOrder, Ranked, Switch},
+    event::{Command, Level, Made, Switch},
     refusal::Refusal,
     render,
     waiting::{Then, Until, Waiting},
 };
-use std::collections::{BTreeMap, BTreeSet};
 use vnuma_api as api;
-use vnuma_model::{ApicId, CpuSet, HostNode, HostTopology};
+use vnuma_model::{ApicId, CpuSet, HostNode, HostTopology, Vcpu};
 use vnuma_policy::{
+    Action, Ranks, Reason,
     scheduling::{Policy, Standing, Stealing, memory::MemoryReason},
-    world::{Begun, Confine, HostReading, MaskChange, Mechanism, Mover, RequestId, Vm, VmId},
+    world::{HostReading, MaskChange, Mechanism, Mover, RequestId, Vm, VmId},
 };
 use vnuma_process::ActError;
 
@@ -140,37 +140,37 @@ impl Core {
             self.recount(id);
             self.taken_over(id, vcpu, &mask);
         }
-        self.rank();
+        self.rank_all();
     }
 
     /// scx_vnuma is told of the vCPUs that policies schedule: it lets idle CPUs steal them between two periods.
-    fn rank(&mut self) {
-        let (mut ranked, stealing) = (BTreeMap::new(), self.stealing());
+    fn rank_all(&mut self) {
+        let (mut ranked, mut released, stealing) = (Vec::new(), Vec::new(), self.stealing());
         for (id, managed) in self.world.iter() {
-            let Some(vm) = managed.vm.as_ref().filter(|vm| vm.scheduling.policy.acts()) else { continue };
-            let mut vcpus = Vec::new();
-            for vcpu in &vm.description.vcpus {
-                let shown = vm.scheduling.masks.get(&vcpu.apic_id).and_then(|mask| mask.shown);
-                let Some(analysis) = shown.map(|shown| shown.analysis) else { continue };
-                if analysis.standing == Standing::Free {
-                    let pressure = (analysis.pressure.unwrap_or(0.0) * 1000.0) as u32;
-                    vcpus.push(Ranked { tid: vcpu.tid, pressure });
-                }
-            }
-            ranked.insert(id, vm.description.pid);
-            self.commands.push(Command::Rank { vm: id, pid: vm.description.pid, vcpus, stealing });
-        }
-        for (id, _) in self.world.iter() {
-            let now = ranked.get(&id).copied();
             let Some(state) = self.states.get_mut(&id) else { continue };
+            let vm = managed.vm.as_ref().filter(|vm| vm.scheduling.policy.acts());
+            let now = vm.map(|vm| vm.description.pid);
             if let Some(pid) = std::mem::replace(&mut state.ranked, now).filter(|pid| now != Some(*pid)) {
-                self.commands.push(Command::Rank { vm: id, pid, vcpus: Vec::new(), stealing });
+                released.push((id, pid));
+            }
+            if let Some(vm) = vm {
+                ranked.push((id, Ranks { pid: vm.description.pid, vcpus: free_vcpus(vm), stealing }));
             }
         }
+        for (id, ranks) in ranked {
+            self.world.add_step(id, Action::Rank(ranks, Reason::Period));
+        }
+        released.into_iter().for_each(|(id, pid)| self.unrank(id, pid));
+    }
+
+    /// scx_vnuma forgets the vCPUs of this process.
+    pub(super) fn unrank(&mut self, id: VmId, pid: i32) {
+        let ranks = Ranks { pid, vcpus: Vec::new(), stealing: self.stealing() };
+        self.world.add_step(id, Action::Rank(ranks, Reason::Ended));
     }
 
     /// Which vCPUs of the host idle CPUs take.
-    pub(super) fn stealing(&self) -> Stealing {
+    fn stealing(&self) -> Stealing {
         let vms = self.world.iter().filter_map(|(_, managed)| managed.vm.as_ref());
         Stealing::of_host(vms.map(|vm| vm.scheduling.policy))
     }
@@ -178,8 +178,7 @@ impl Core {
     /// A VM's policy does not act any more.
     fn release(&mut self, id: VmId) {
         if let Some(pid) = self.states.get_mut(&id).and_then(|state| state.ranked.take()) {
-            let stealing = self.stealing();
-            self.commands.push(Command::Rank { vm: id, pid, vcpus: Vec::new(), stealing });
+            self.unrank(id, pid);
         }
     }
 
@@ -187,7 +186,6 @@ impl Core {
     pub(super) fn switched(&mut self, switch: Switch) {
         let now_ns = self.now_ns;
         let mut lost = 0;
-        let told: BTreeSet<i32> = switch.threads.iter().map(|(tid, _)| *tid).collect();
         for (tid, done) in switch.threads {
             let Some((id, vcpu)) = self.registry.threads.get(&tid).copied() else { continue };
             let Some(mask) = self.world.mask_mut(id, vcpu) else { continue };
@@ -214,34 +212,9 @@ impl Core {
         }
         self.log(Level::Info, line);
         if switch.to == Mechanism::Scheduler {
-            self.place_again(&told);
+            let vms: Vec<VmId> = self.world.iter().map(|(id, _)| id).collect();
+            vms.into_iter().for_each(|id| self.world.add_step(id, Action::PlaceAgain(Reason::Loaded)));
         }
-    }
-
-    /// Orders once more what is set by affinities, but for these threads: scx_vnuma is told of it now.
-    fn place_again(&mut self, told: &BTreeSet<i32>) {
-        let mut orders = Vec::new();
-        let vms: Vec<VmId> = self.world.iter().map(|(id, _)| id).collect();
-        for id in vms {
-            let Some((_, vm)) = self.world.vm_mut(id) else { continue };
-            let mut masks = Vec::new();
-            for vcpu in vm.description.vcpus.iter().filter(|vcpu| !told.contains(&vcpu.tid)) {
-                let Some(mask) = vm.scheduling.masks.get_mut(&vcpu.apic_id) else { continue };
-                let set = mask.policy.clone().filter(|set| set.by == Mechanism::Affinity);
-                let (Some(set), Some(why), Some(operator), None) =
-                    (set, mask.last.as_ref().map(|last| last.why), mask.operator.clone(), &mask.begun)
-                else {
-                    continue;
-                };
-                let (expected, cpus) = (set.cpus.clone(), Some(set.cpus.clone()));
-                mask.begun = Some(Begun { mask: Some(set), why });
-                masks.push(MaskOrder { vcpu: vcpu.apic_id, tid: vcpu.tid, expected, operator, cpus });
-            }
-            if !masks.is_empty() {
-                orders.push(Command::Confine { vm: id, pid: vm.description.pid, masks });
-            }
-        }
-        self.commands.extend(orders);
     }
 
     /// A mask that somebody else has set.
@@ -251,40 +224,6 @@ impl Core {
             "{name}: vCPU {vcpu}: somebody else has set its CPUs to {mask}: that is its operator's mask now"
         );
         self.log(Level::Info, line);
-    }
-
-    /// Begins steps of policies: one command for each VM, so that one record is written for all of them.
-    pub(super) fn begin_confines(&mut self, steps: Vec<(VmId, Confine)>) {
-        let mut orders: BTreeMap<(VmId, i32), Vec<MaskOrder>> = BTreeMap::new();
-        for (id, step) in steps {
-            let mask = step.to.map(|place| self.world.policy_mask(id, step.vcpu, place));
-            let Some((_, vm)) = self.world.vm_mut(id) else { continue };
-            let thread = vm.description.vcpus.iter().find(|vcpu| vcpu.apic_id == step.vcpu);
-            let thread = thread.map(|vcpu| vcpu.tid);
-            let pid = vm.description.pid;
-            let Some(state) = vm.scheduling.masks.get_mut(&step.vcpu) else { continue };
-            state.wanted = None;
-            let (Some(tid), Some(operator)) = (thread, state.operator.clone()) else { continue };
-            let mask = match mask {
-                None => None,
-                Some(Some(mask)) => Some(mask),
-                // The host has changed since it was decided.
-                Some(None) => continue,
-            };
-            let Some(expected) = state.expected().cloned() else { continue };
-            let cpus = mask.as_ref().map(|mask| mask.cpus.clone());
-            state.begun = Some(Begun { mask, why: step.why });
-            orders.entry((id, pid)).or_default().push(MaskOrder {
-                vcpu: step.vcpu,
-                tid,
-                expected,
-                operator,
-                cpus,
-            });
-        }
-        for ((vm, pid), masks) in orders {
-            self.commands.push(Command::Confine { vm, pid, masks });
-        }
     }
 
     /// Steps have been made, or not.
@@ -387,10 +326,10 @@ impl Core {
     /// Tries again to give back the masks of an earlier vnumad.
     pub(super) fn restore_again(&mut self) {
         let failed = |vm: &Vm| vm.scheduling.clean_ns.is_none() && vm.scheduling.restore_problem.is_some();
-        for (id, managed) in self.world.iter() {
-            if let Some(vm) = managed.vm.as_ref().filter(|vm| failed(vm)) {
-                self.commands.push(Command::RestoreMasks(id, vm.description.pid));
-            }
+        let vms = self.world.iter().filter_map(|(id, managed)| Some((id, managed.vm.as_ref()?)));
+        let due: Vec<_> = vms.filter(|(_, vm)| failed(vm)).map(|(id, vm)| (id, vm.description.pid)).collect();
+        for (id, pid) in due {
+            self.world.add_step(id, Action::RestoreMasks(pid, Reason::LeftBehind));
         }
     }
 
@@ -441,4 +380,14 @@ impl Core {
             self.commands.push(Command::Count { vm: id, pid, vcpus });
         }
     }
+}
+
+/// Threads of the vCPUs that its policy may place, and how much each presses on a cache.
+fn free_vcpus(vm: &Vm) -> Vec<(i32, u32)> {
+    let of = |vcpu: &Vcpu| {
+        let shown = vm.scheduling.masks.get(&vcpu.apic_id).and_then(|mask| mask.shown)?;
+        let pressure = (shown.analysis.pressure.unwrap_or(0.0) * 1000.0) as u32;
+        (shown.analysis.standing == Standing::Free).then_some((vcpu.tid, pressure))
+    };
+    vm.description.vcpus.iter().filter_map(of).collect()
 }

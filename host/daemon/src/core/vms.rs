@@ -13,11 +13,11 @@ use std::collections::{BTreeMap, HashSet};
 use vnuma_api as api;
 use vnuma_hypervisor::VmError;
 use vnuma_model::{ApicId, RunState, Vcpu, VmCandidate, VmDescription};
-use vnuma_policy::migration::MigrationEvent;
 use vnuma_policy::world::{
     ChannelEvent, ConnectionId, DescriptionSource, Link, LinkEvent, ManagedVm, ProcessState, StopReason, Vm,
     VmId, has_left,
 };
+use vnuma_policy::{Action, Reason, migration::MigrationEvent};
 
 /// How often a VM is described again whose memory can move without an event: its hypervisor and the kernel pay for that. A
 /// young VM is described more often, as most of its memory is touched for the first time then: at first after this part of
@@ -208,7 +208,7 @@ impl Core {
             None => {
                 vm.scheduling.policy = self.policies.schedule;
                 // An earlier vnumad may have confined its vCPUs, and been killed.
-                self.commands.push(Command::RestoreMasks(id, pid));
+                self.world.add_step(id, Action::RestoreMasks(pid, Reason::LeftBehind));
             }
         }
         self.recount(id);
@@ -422,17 +422,16 @@ impl Core {
         if ended {
             self.commands.push(Command::ForgetRecord(vm.description.pid));
         } else if vm.scheduling.in_use() {
-            self.commands.push(Command::RestoreMasks(id, vm.description.pid));
+            self.world.add_step(id, Action::RestoreMasks(vm.description.pid, Reason::Ended));
         }
         if vm.scheduling.memory.is_under_way() {
-            self.commands.push(Command::StopMemory(id));
+            self.world.add_step(id, Action::StopMemory(Reason::Ended));
         }
         if let Some((pid, _)) = state.counted {
             self.commands.push(Command::Count { vm: id, pid, vcpus: Vec::new() });
         }
         if let Some(pid) = state.ranked {
-            let stealing = self.stealing();
-            self.commands.push(Command::Rank { vm: id, pid, vcpus: Vec::new(), stealing });
+            self.unrank(id, pid);
         }
         self.recount(id);
         let name = vm.description.name.clone();

@@ -33,8 +33,8 @@ pub use unplug::{UNPLUG_LIMIT_NS, Unplug, UnplugStep};
 pub use vnuma_model::{Accesses, ConnectionId, Counted, RequestId, StopReason, VmId};
 
 use crate::{
-    Observation, Policies, VcpuState, VmPlacement, migration::Migration, rehome_policy::Rehomer,
-    repatriation::Repatriator,
+    Action, Observation, Policies, Step, VcpuState, VmPlacement, migration::Migration,
+    rehome_policy::Rehomer, repatriation::Repatriator,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use vnuma_model::{
@@ -431,6 +431,8 @@ pub struct World {
     indexed: HashMap<VmId, u64>,
     /// Changed since [`commit`](Self::commit).
     touched: BTreeSet<VmId>,
+    /// Steps that operators, or what is under way, want since then.
+    wanted: Vec<Step>,
     schedule: Schedule,
     repatriator: Repatriator,
     rehomer: Rehomer,
@@ -518,6 +520,16 @@ impl World {
         }
     }
 
+    /// Something is to be done with a VM.
+    pub fn add_step(&mut self, vm: VmId, action: Action) {
+        self.wanted.push(Step { vm, action });
+    }
+
+    /// What is wanted so.
+    pub(crate) fn wanted(&self) -> &[Step] {
+        &self.wanted
+    }
+
     /// VMs that changed or whose deadline has passed.
     pub fn due(&self, now_ns: u64) -> BTreeSet<VmId> {
         let ripe = self.deadlines.range(..=(now_ns, VmId::MAX)).map(|(_, id)| *id);
@@ -528,6 +540,7 @@ impl World {
     pub fn commit(&mut self, policies: &Policies, now_ns: u64) {
         self.refresh(policies, now_ns);
         self.touched.clear();
+        self.wanted.clear();
     }
 
     /// Updates what is derived, for all VMs that changed or whose deadline has passed.

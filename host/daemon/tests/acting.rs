@@ -1,0 +1,53 @@
+//! Only what carries out plans has something done to a VM.
+
+use std::{fs, path::Path};
+
+/// Variants that `acts()` says act: commands, and what is asked of hypervisors.
+fn acting(events: &str) -> Vec<String> {
+    let mut all = Vec::new();
+    for (kind, body) in [("Ask", "impl Ask {"), ("Command", "impl Command {")] {
+        let body = events.split_once(body).expect("says which act").1;
+        let body = body.split_once("\n}\n").expect("it ends").0;
+        let arms = body.lines().filter(|line| line.trim_end().ends_with("=> true,"));
+        let names = arms.filter_map(|arm| arm.trim().strip_prefix("Self::"));
+        let name = |arm: &str| arm.chars().take_while(char::is_ascii_alphanumeric).collect::<String>();
+        all.extend(names.map(|arm| format!("{kind}::{}", name(arm))));
+    }
+    all
+}
+
+/// Lines of a source, without comments and its tests, that name one of these.
+fn naming<'a>(source: &'a str, names: &[String]) -> Vec<&'a str> {
+    let code = source.split("#[cfg(test)]").next().unwrap_or_default();
+    let lines = code.lines().filter(|line| !line.trim_start().starts_with("//"));
+    let whole = |line: &str, name: &str| {
+        let mut rests = line.match_indices(name).map(|(at, _)| &line[at + name.len()..]);
+        rests.any(|rest| !rest.starts_with(|next: char| next.is_ascii_alphanumeric() || next == '_'))
+    };
+    lines.filter(|line| names.iter().any(|name| whole(line, name))).collect()
+}
+
+#[test]
+fn no_file_but_the_one_that_carries_out_plans_issues_an_acting_command() {
+    let core = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/core");
+    let names = acting(&fs::read_to_string(core.join("event.rs")).expect("events"));
+    assert!(names.len() >= 19, "{names:?}");
+    let (mut folders, mut seen) = (vec![core], 0);
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).expect("a folder") {
+            let path = entry.expect("an entry").path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            let source = fs::read_to_string(&path).expect("a source");
+            assert!(!source.contains("Command::*") && !source.contains("Ask::*"), "{}", path.display());
+            let acting = naming(&source, &names);
+            match path.file_name().and_then(|name| name.to_str()) {
+                Some("act.rs") => seen += acting.len(),
+                _ => assert!(acting.is_empty(), "{}: {acting:#?}", path.display()),
+            }
+        }
+    }
+    assert!(seen >= names.len(), "each is a step's: {seen}");
+}
