@@ -24,7 +24,7 @@ use std::{
 pub struct Heartbeat {
     name: String,
     began: Instant,
-    /// Nanoseconds from the begin to the last beat; [`WAITS`] while the thread waits for work.
+    /// Nanoseconds from the begin to the last beat; [`WAITS`] while the thread waits for work, and after its end.
     beat_ns: AtomicU64,
     panic: OnceLock<String>,
 }
@@ -118,6 +118,8 @@ impl Workers {
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| work(jobs))) {
                 let _ = kept.panic.set(message(&*panic));
             }
+            // Its handle may be kept for long.
+            kept.beat_ns.store(WAITS, Ordering::Relaxed);
         })?;
         self.lock(|members| members.push(member));
         Ok(Worker { jobs: Some(jobs), wake, thread: Some(thread), heartbeat })
@@ -337,6 +339,16 @@ mod tests {
             [Change::Beats("test".to_owned())],
             "it waits for work"
         );
+    }
+
+    #[test]
+    fn a_worker_that_has_ended_is_not_silent() {
+        let workers = Workers::default();
+        let worker = workers.start("test", |_: Jobs<()>| ()).unwrap();
+        while !worker.thread.as_ref().unwrap().is_finished() {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        assert_eq!(workers.look(Instant::now() + PATIENCE, PATIENCE), []);
     }
 
     #[test]
