@@ -7,11 +7,11 @@ use vnuma_process::on_thread;
 
 /// What this host samples with.
 #[derive(Debug)]
-pub(super) struct Sampling {
+pub(super) struct AccessSampling {
     found: Result<(Ibs, MemoryMap), String>,
 }
 
-impl Sampling {
+impl AccessSampling {
     pub(super) fn find(root: &Path) -> Self {
         let map = || MemoryMap::read(root);
         Self { found: Ibs::find(root).and_then(|ibs| Ok((ibs, map()?))) }
@@ -104,7 +104,7 @@ mod tests {
     #[test]
     fn a_host_without_ibs_says_so() {
         let root = tempfile::tempdir().expect("a directory");
-        let problem = |root: &Path| Sampling::find(root).problem().map(str::to_owned);
+        let problem = |root: &Path| AccessSampling::find(root).problem().map(str::to_owned);
         assert!(problem(root.path()).is_some_and(|why| why.starts_with("no IBS: ")));
         let format = root.path().join("sys/bus/event_source/devices/ibs_op/format");
         fs::create_dir_all(&format).expect("made");

@@ -5,7 +5,7 @@ use super::{
     inbox::{Inbox, Message},
     locator::Reader,
     masks::{Kept, Masks, still},
-    pins::PinOrder,
+    policy_pins::PinOrder,
     scheduler::{Look, Places, Thread},
 };
 use crate::core::event::{Event, Made, MaskOrder, Ranked, Switch};
@@ -61,12 +61,12 @@ pub(super) enum Order {
 /// A thread that sets masks, one after the other. When it is dropped, and all orders are carried out, it gives back all masks
 /// that policies have set.
 #[derive(Debug)]
-pub(super) struct Mover {
+pub(super) struct AffinitySetter {
     worker: Worker<Order>,
     health: Arc<Mutex<api::PlaceSetting>>,
 }
 
-impl Mover {
+impl AffinitySetter {
     pub(super) fn start(
         workers: &Workers,
         root: PathBuf,

@@ -41,9 +41,9 @@ pub fn parse_record(text: &str) -> Result<Identity, String> {
 
 /// The directory of records, one for each hypervisor process.
 #[derive(Clone, Debug)]
-pub(crate) struct Records(PathBuf);
+pub(crate) struct ChannelRecords(PathBuf);
 
-impl Records {
+impl ChannelRecords {
     /// The records in `directory`.
     pub(crate) fn new(directory: PathBuf) -> Self {
         Self(directory)
@@ -142,7 +142,7 @@ mod tests {
     #[test]
     fn a_record_is_read_as_written_and_goes() {
         let directory = tempfile::tempdir().expect("a directory");
-        let records = Records::new(directory.path().join("channels"));
+        let records = ChannelRecords::new(directory.path().join("channels"));
         records.write(7, identity()).expect("written");
         records.write(7, identity()).expect("written again");
         assert_eq!(records.read(7).expect("read"), identity());
@@ -154,7 +154,7 @@ mod tests {
     #[test]
     fn one_that_was_set_aside_is_given_back() {
         let directory = tempfile::tempdir().expect("a directory");
-        let records = Records::new(directory.path().into());
+        let records = ChannelRecords::new(directory.path().into());
         let other = Identity { memory_inode: 7, ..identity() };
         let attempt = |keep: bool| {
             records.set_aside(7);
@@ -174,7 +174,7 @@ mod tests {
     #[test]
     fn what_is_wrong_is_named_with_its_file() {
         let directory = tempfile::tempdir().expect("a directory");
-        let records = Records::new(directory.path().into());
+        let records = ChannelRecords::new(directory.path().into());
         let good = serde_json::to_string(&Record { version: 9, channel: identity() }).expect("text");
         let cases = [
             ("", "EOF"),
@@ -201,7 +201,7 @@ mod tests {
         {
             fs::write(directory.path().join(name), "x").expect("written");
         }
-        Records::new(directory.path().into()).tidy();
+        ChannelRecords::new(directory.path().into()).tidy();
         let mut left: Vec<_> =
             fs::read_dir(&directory).expect("there").flatten().map(|e| e.file_name()).collect();
         left.sort();

@@ -1,6 +1,6 @@
 //! The core's queue of messages and requests.
 
-use super::{pins::PinOrder, report, totals::Totals};
+use super::{policy_pins::PinOrder, report, totals::Totals};
 use crate::core::{
     Refusal,
     event::{Answer, Event, Request},

@@ -1,11 +1,11 @@
 //! The shell around the core: it collects events and carries out the core's commands.
 //!
 //! ```text
-//!  scanner ─────┐                                ┌──▶ worker (a thread per hypervisor): QMP, channels made, records
-//!  workers ─────┤                                ├──▶ locator: watches threads, reads where they are
-//!  locator ─────┼─▶ Inbox ─▶ Shell ─▶ Core ─────┼──▶ mover: affinities, and the record of those that policies set; scx_vnuma
-//!  sampler ─────┤      ▲       │                 ├──▶ sampler: counts what threads do, once a period
-//!  memory ──────┤      │       │                 ├──▶ memory: moves pages to other nodes, a few at a time
+//!  scanner ─────┐                                ┌──▶ VM workers (a thread per hypervisor): QMP, channels made, records
+//!  VM workers ──┤                                ├──▶ locator: watches threads, reads where they are
+//!  locator ─────┼─▶ Inbox ─▶ Shell ─▶ Core ─────┼──▶ affinities: sets them, and keeps the record of those that policies set; scx_vnuma
+//!  readings ────┤      ▲       │                 ├──▶ readings: what threads did, once a period
+//!  page mover ──┤      │       │                 ├──▶ page mover: moves pages to other nodes, a few at a time
 //!  observer ────┤      │       │                 ├──▶ observer: looks where the memory of VMs is
 //!  hotness ─────┤      │       │                 ├──▶ hotness: watches how often it is accessed
 //!  processes ───┤      │       │                 ├──▶ processes: do they run, stand still, hang
@@ -17,40 +17,43 @@
 //! Two sources are waited for beside the inbox, as a thread of theirs would only pass on what they say: where vCPUs go, by BPF,
 //! and doorbells of guests.
 //!
+//! Names of threads are those of modules, but for three that reports of benchmarks have: `mover` (affinities), `memory` (page mover) and
+//! `sampler` (readings).
+//!
 //! The shell's own thread does nothing that can wait: no file, no socket, no system call that another process can delay.
 //! So neither a hypervisor that hangs nor a disk or a reader that is slow delays a publication.
 
+mod access_samples;
+mod affinities;
+mod channel_records;
 mod doorbells;
 mod groups;
 mod hotness;
 pub(crate) mod inbox;
 mod locator;
 mod masks;
-mod memory;
-mod mover;
+mod observation_streams;
 mod observer;
 mod others;
+mod page_mover;
 mod pages;
-mod pin;
-mod pins;
+mod pinned_move;
 mod pmu;
+mod policy_pins;
 mod processes;
-mod recorders;
-mod records;
+mod readings;
 mod report;
 mod rests;
-mod sampler;
-mod samples;
 mod scanner;
 mod scheduler;
 mod supervisor;
 mod threads;
 pub(crate) mod totals;
+mod vm_worker;
 mod watchers;
-mod worker;
 
+pub use channel_records::parse_record;
 pub use masks::{MaskRecord, parse_masks};
-pub use records::parse_record;
 
 use crate::{
     config::Config,
@@ -61,19 +64,19 @@ use crate::{
     },
     notify::Watchdog,
 };
+use affinities::{AffinitySetter, Move, Order};
+use channel_records::ChannelRecords;
 use doorbells::Doorbells;
 use hotness::HotnessWatcher;
 use inbox::{ApiRequest, Inbox, Message, Turn};
 use locator::Locator;
-use memory::MemoryMover;
-use mover::{Move, Mover, Order};
+use observation_streams::ObservationStreams;
 use observer::Observer;
-use pin::Pin;
+use page_mover::PageMover;
+use pinned_move::PinnedMove;
 use processes::{Probed, Processes};
-use recorders::Recorders;
-use records::Records;
+use readings::{PeriodReader, Targets, Wanted};
 use rests::Rests;
-use sampler::{Sampler, Targets, Wanted};
 use scanner::Scanner;
 use std::{
     collections::{HashMap, VecDeque},
@@ -86,6 +89,7 @@ use supervisor::{Supervisor, ThreadPanicked};
 use tokio::sync::oneshot;
 use totals::Totals;
 use tracing::{debug, info, warn};
+use vm_worker::VmWorker;
 use vnuma_abi_topology_channel::SECTION_DEVICES;
 use vnuma_api as api;
 use vnuma_channel::{Channel, DriverMode, DriverVersion, GuestStatus};
@@ -101,7 +105,6 @@ use vnuma_policy::{
     world::{ConnectionId, DriverStatus, Mechanism, RequestId, VmId},
 };
 use watchers::Watchers;
-use worker::Worker;
 
 /// Makes backends. One lists VMs, and each VM's worker has its own, so that none waits for another.
 pub type BackendFactory = Arc<dyn Fn() -> Box<dyn VmBackend> + Send + Sync>;
@@ -146,8 +149,8 @@ pub(crate) struct Shell {
     config: Config,
     factory: BackendFactory,
     inbox: Arc<Inbox>,
-    records: Records,
-    workers: HashMap<ConnectionId, (VmId, Worker)>,
+    records: ChannelRecords,
+    workers: HashMap<ConnectionId, (VmId, VmWorker)>,
     /// VMs whose vCPUs are moved by whoever manages them, with the connection to that.
     channels: HashMap<VmId, Channel>,
     /// The process of each VM, as the connection to its hypervisor found it.
@@ -156,18 +159,18 @@ pub(crate) struct Shell {
     last_request: RequestId,
     watchers: Watchers,
     totals: Totals,
-    recorders: Recorders,
+    observation_streams: ObservationStreams,
     doorbells: Doorbells,
     locator: Locator,
     /// Where vCPUs go, as the kernel tells it: taken here, as a thread of its own would only pass it on.
     kernel: Option<KernelEvents>,
     /// When it is looked for more of them, and for doorbells.
     rests: Rests,
-    mover: Mover,
-    memory: MemoryMover,
+    affinities: AffinitySetter,
+    page_mover: PageMover,
     observer: Observer,
     hotness: HotnessWatcher,
-    sampler: Sampler,
+    readings: PeriodReader,
     processes: Processes,
     scanner: Scanner,
     _host_watcher: HostWatcher,
@@ -189,22 +192,22 @@ impl Shell {
         watchdog: Option<Watchdog>,
         inbox: Arc<Inbox>,
     ) -> anyhow::Result<Self> {
-        let records = Records::new(config.records.clone());
+        let records = ChannelRecords::new(config.records.clone());
         let supervisor = Supervisor::default();
         let workers = &supervisor.host;
         let (locator, kernel) = Locator::start(workers, &host, &config, Arc::clone(&inbox))?;
         let shell = Self {
-            mover: Mover::start(
+            affinities: AffinitySetter::start(
                 workers,
                 config.root.clone(),
                 config.records.clone(),
                 locator.reader(),
                 Arc::clone(&inbox),
             )?,
-            memory: MemoryMover::start(workers, config.root.clone(), Arc::clone(&inbox))?,
+            page_mover: PageMover::start(workers, config.root.clone(), Arc::clone(&inbox))?,
             observer: Observer::start(workers, config.root.clone(), Arc::clone(&inbox))?,
             hotness: HotnessWatcher::start(workers, config.root.clone(), Arc::clone(&inbox))?,
-            sampler: Sampler::start(
+            readings: PeriodReader::start(
                 workers,
                 (config.root.clone(), config.location),
                 Wanted {
@@ -239,7 +242,7 @@ impl Shell {
             last_request: 0,
             watchers: Watchers::default(),
             totals: Totals::default(),
-            recorders: Recorders::default(),
+            observation_streams: ObservationStreams::default(),
             resync_at: Instant::now() + config.resync_interval,
             watchdog,
             supervisor,
@@ -356,7 +359,7 @@ impl Shell {
         match message {
             Message::Event(Event::HostChanged(host)) => {
                 self.locator.host_changed(&host);
-                self.sampler.host_changed(&host);
+                self.readings.host_changed(&host);
                 self.step(Event::HostChanged(host));
             }
             Message::Event(Event::Switched(switch)) => {
@@ -365,18 +368,18 @@ impl Shell {
             }
             Message::Event(event @ Event::Sampled(_)) => {
                 self.step(event);
-                self.recorders.give(|| self.core.observation());
+                self.observation_streams.give(|| self.core.observation());
             }
             Message::Event(event) => self.step(event),
             Message::Worker(connection, report) => self.reported(connection, report),
             Message::Pinned(pid, tids, event) => {
-                tids.into_iter().for_each(|tid| self.mover.order(Order::Forget { pid, tid }));
+                tids.into_iter().for_each(|tid| self.affinities.order(Order::Forget { pid, tid }));
                 self.step(event);
             }
             Message::Confine(vm, pid, orders) => self.confine_by_pins(vm, pid, orders),
             Message::Unpinned(vm, pid, pidfd, pins) => {
                 let vcpus = self.threads_of_vcpus(vm);
-                self.mover.order(Order::Restore { vm, pid, pidfd, vcpus, pins });
+                self.affinities.order(Order::Restore { vm, pid, pidfd, vcpus, pins });
             }
         }
     }
@@ -476,7 +479,7 @@ impl Shell {
                 drop(reply.send(Totals { thread_panics, ..self.totals.with(&self.core) }));
             }
             ApiRequest::Watch(kinds, reply) => drop(reply.send(self.watchers.add(kinds))),
-            ApiRequest::Record(reply) => drop(reply.send(self.recorders.add())),
+            ApiRequest::Record(reply) => drop(reply.send(self.observation_streams.add())),
             ApiRequest::Act(wanted, reply) => {
                 self.last_request += 1;
                 self.waiting.insert(self.last_request, reply);
@@ -497,11 +500,11 @@ impl Shell {
             replug_after_s: self.config.replug_after.map(|after| after.as_secs()),
             policy: self.config.policy.to_string(),
             policy_period_ms: self.config.policy_period.as_millis() as u64,
-            counters: self.sampler.health(),
-            places: self.mover.health(),
+            counters: self.readings.health(),
+            places: self.affinities.health(),
             libvirt: self.libvirt(),
-            watchers: self.watchers.count() + self.recorders.count(),
-            watchers_dropped: self.watchers.dropped() + self.recorders.dropped(),
+            watchers: self.watchers.count() + self.observation_streams.count(),
+            watchers_dropped: self.watchers.dropped() + self.observation_streams.dropped(),
             silent_threads: self.supervisor.silent(),
         }
     }
@@ -529,7 +532,7 @@ impl Shell {
             Command::CloseChannel(vm) => drop(self.channels.remove(&vm)),
             Command::ForgetRecord(pid) => {
                 self.scanner.forget_record(pid);
-                self.mover.order(Order::ForgetProcess(pid));
+                self.affinities.order(Order::ForgetProcess(pid));
             }
             Command::Watch(pid, tid) => self.locator.watch(pid, tid),
             Command::Unwatch(tid) => self.locator.unwatch(tid),
@@ -541,14 +544,14 @@ impl Shell {
             }
             Command::Confine { vm, pid, masks } => {
                 let (pidfd, pins) = (self.pidfd(vm, pid), self.keeps_pins(vm));
-                self.mover.order(Order::Confine { vm, pid, pidfd, masks, pins });
+                self.affinities.order(Order::Confine { vm, pid, pidfd, masks, pins });
             }
             Command::Follow { vm, pid, vcpus, cpus } => {
                 let pidfd = self.pidfd(vm, pid);
-                self.mover.order(Order::Follow { vm, pid, pidfd, vcpus, cpus });
+                self.affinities.order(Order::Follow { vm, pid, pidfd, vcpus, cpus });
             }
             Command::MoveMemory { vm, pid, order } => {
-                self.memory.move_memory(vm, pid, self.pidfd(vm, pid), order);
+                self.page_mover.move_memory(vm, pid, self.pidfd(vm, pid), order);
             }
             Command::ObserveMemory { vm, pid, areas } => {
                 self.observer.observe(vm, pid, self.pidfd(vm, pid), areas);
@@ -556,19 +559,19 @@ impl Shell {
             Command::WatchHotness { vm, pid, areas } => {
                 self.hotness.watch(vm, pid, self.pidfd(vm, pid), areas);
             }
-            Command::StopMemory(vm) => self.memory.stop(vm),
+            Command::StopMemory(vm) => self.page_mover.stop(vm),
             Command::RestoreMasks(vm, pid) => self.restore(vm, pid),
             // Without scx_vnuma nobody needs it. A look for that is ordered with each resync.
             Command::Rank { .. } if !self.by_scheduler => {}
             Command::Rank { vm, pid, vcpus, stealing } => {
                 let pidfd = self.pidfd(vm, pid);
-                self.mover.order(Order::Rank { pid, pidfd, vcpus, stealing });
+                self.affinities.order(Order::Rank { pid, pidfd, vcpus, stealing });
             }
-            Command::LookForScheduler => self.mover.order(Order::Look),
-            Command::ForgetMask(pid, tid) => self.mover.order(Order::Forget { pid, tid }),
+            Command::LookForScheduler => self.affinities.order(Order::Look),
+            Command::ForgetMask(pid, tid) => self.affinities.order(Order::Forget { pid, tid }),
             Command::Count { vm, pid, vcpus } => {
                 let pidfd = self.pidfd(vm, pid);
-                self.sampler.count(Targets { vm, pid, pidfd, vcpus });
+                self.readings.count(Targets { vm, pid, pidfd, vcpus });
             }
             Command::WatchProcess(vm, pid) => self.watch_process(vm, pid),
             Command::UnwatchProcess(vm, pid) => self.unwatch_process(vm, pid),
@@ -614,7 +617,7 @@ impl Shell {
     }
 
     /// Who asks whoever manages the VM.
-    fn pinner(&self, vm: VmId) -> Option<&Worker> {
+    fn pinner(&self, vm: VmId) -> Option<&VmWorker> {
         let connection = self.core.world().get(vm)?.link.connection()?;
         self.workers.get(&connection).map(|(_, worker)| worker)
     }
@@ -622,11 +625,11 @@ impl Shell {
     /// Has a move made: by whoever manages the VM, if that keeps its pins.
     fn make(&self, wanted: Move) -> Option<Event> {
         if !self.keeps_pins(wanted.vm) {
-            self.mover.order(Order::Move(wanted));
+            self.affinities.order(Order::Move(wanted));
             return None;
         }
         let Move { vm, pid, vcpu, tid, node, cpus, .. } = wanted;
-        let pin = Pin::new((vm, pid), (vcpu, tid), (node, cpus), Arc::clone(&self.inbox));
+        let pin = PinnedMove::new((vm, pid), (vcpu, tid), (node, cpus), Arc::clone(&self.inbox));
         let refused = match self.pinner(pin.vm) {
             Some(worker) => worker.pin(pin).err()?,
             None => pin,
@@ -639,7 +642,7 @@ impl Shell {
         let (records, reader) = (self.records.clone(), self.locator.reader());
         let name = self.core.world().get(vm).map_or_else(String::new, |vm| vm.fallback_name.clone());
         let at = (handle.clone(), name);
-        match Worker::start(&self.supervisor.vms, connection, at, backend, records, reader, inbox) {
+        match VmWorker::start(&self.supervisor.vms, connection, at, backend, records, reader, inbox) {
             Ok(worker) => {
                 self.workers.insert(connection, (vm, worker));
                 None
@@ -653,7 +656,7 @@ impl Shell {
     }
 
     /// One that is gone, or whose thread has ended, has reported that.
-    fn with_worker(&self, connection: ConnectionId, act: impl FnOnce(&Worker)) {
+    fn with_worker(&self, connection: ConnectionId, act: impl FnOnce(&VmWorker)) {
         if let Some((_, worker)) = self.workers.get(&connection) {
             act(worker);
         }

@@ -9,12 +9,12 @@ const BACKLOG: usize = 16;
 
 /// All of them.
 #[derive(Debug, Default)]
-pub(crate) struct Recorders {
+pub(crate) struct ObservationStreams {
     senders: Vec<mpsc::Sender<Observation>>,
     dropped: u64,
 }
 
-impl Recorders {
+impl ObservationStreams {
     /// Adds one. Its receiver ends if it is too slow.
     pub(crate) fn add(&mut self) -> mpsc::Receiver<Observation> {
         let (sender, receiver) = mpsc::channel(BACKLOG);
@@ -53,7 +53,7 @@ mod tests {
 
     #[test]
     fn a_slow_one_is_dropped_and_one_that_went_away_is_forgotten() {
-        let mut recorders = Recorders::default();
+        let mut recorders = ObservationStreams::default();
         recorders.give(|| panic!("nobody records"));
         let (mut slow, mut fast) = (recorders.add(), recorders.add());
         drop(recorders.add());

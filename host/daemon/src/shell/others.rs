@@ -1,4 +1,4 @@
-//! Threads of a VM's process that run no vCPU, as the mover finds them: it keeps them where their vCPUs are, records the masks
+//! Threads of a VM's process that run no vCPU, as the thread that sets affinities finds them: it keeps them where their vCPUs are, records the masks
 //! of their operators before, and gives these back.
 //!
 //! | thread | what is its operator's mask |

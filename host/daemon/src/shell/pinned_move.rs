@@ -9,7 +9,7 @@ use vnuma_process::ActError;
 
 /// A move on its way to a VM's worker.
 #[derive(Debug)]
-pub(crate) struct Pin {
+pub(crate) struct PinnedMove {
     pub(crate) vm: VmId,
     pub(crate) pid: i32,
     pub(crate) vcpu: ApicId,
@@ -20,7 +20,7 @@ pub(crate) struct Pin {
     inbox: Option<Arc<Inbox>>,
 }
 
-impl Pin {
+impl PinnedMove {
     pub(crate) fn new(
         (vm, pid): (VmId, i32),
         (vcpu, tid): (ApicId, i32),
@@ -61,7 +61,7 @@ impl Pin {
     }
 }
 
-impl Drop for Pin {
+impl Drop for PinnedMove {
     /// Its worker has ended without having looked at it.
     fn drop(&mut self) {
         self.answer(Err(self.error(&"the connection is closed")));
@@ -72,8 +72,8 @@ impl Drop for Pin {
 mod tests {
     use super::*;
 
-    fn pin(inbox: &Arc<Inbox>) -> Pin {
-        Pin::new((1, 2), (3, 4), (5, CpuSet::new()), Arc::clone(inbox))
+    fn pin(inbox: &Arc<Inbox>) -> PinnedMove {
+        PinnedMove::new((1, 2), (3, 4), (5, CpuSet::new()), Arc::clone(inbox))
     }
 
     /// The outcome of the one message; `None` if there is none.

@@ -1,4 +1,4 @@
-//! The counters of threads, as the sampler uses them: those of the kernel, and in tests others.
+//! The counters of threads, as they are read once a period: those of the kernel, and in tests others.
 
 use std::path::PathBuf;
 use vnuma_counters::{CounterError, Detected, Events, Heard, PassedOver, Reading, ThreadCounters, detect};

@@ -1,19 +1,19 @@
 //! Pins of policies, for VMs whose hypervisor's manager keeps pins of its own: that sets the affinities.
 //!
 //! ```text
-//!  core ─Confine─▶ mover ──────────────▶ shell ─Pins─▶ worker ─▶ libvirt
-//!                  tells scx_vnuma first                 │
-//!  core ◀─Confined────────────────────── shell ◀─────────┘
+//!  core ─Confine─▶ affinities ─────────▶ shell ─PolicyPins─▶ VM worker ─▶ libvirt
+//!                  tells scx_vnuma first                        │
+//!  core ◀─Confined────────────────────── shell ◀────────────────┘
 //!
-//!  core ─RestoreMasks─▶ shell ─Unpin─▶ worker ─▶ shell ─Restore─▶ mover ─MasksRestored─▶ core
+//!  core ─RestoreMasks─▶ shell ─Unpin─▶ VM worker ─▶ shell ─Restore─▶ affinities ─MasksRestored─▶ core
 //! ```
 //!
-//! Only the worker waits for libvirt. What is asked of it is answered once, however it ends.
+//! Only the VM's worker waits for libvirt. What is asked of it is answered once, however it ends.
 
 use super::{
     Shell,
+    affinities::Order,
     inbox::{Inbox, Message},
-    mover::Order,
 };
 use crate::core::event::{Event, Made, MaskOrder};
 use std::{
@@ -51,7 +51,7 @@ impl PinOrder {
 
 /// Pins on their way to a VM's worker.
 #[derive(Debug)]
-pub(crate) struct Pins {
+pub(crate) struct PolicyPins {
     pub(crate) vm: VmId,
     pid: i32,
     orders: Vec<PinOrder>,
@@ -59,7 +59,7 @@ pub(crate) struct Pins {
     inbox: Option<Arc<Inbox>>,
 }
 
-impl Pins {
+impl PolicyPins {
     pub(crate) fn new((vm, pid): (VmId, i32), orders: Vec<PinOrder>, inbox: Arc<Inbox>) -> Self {
         Self { vm, pid, orders, inbox: Some(inbox) }
     }
@@ -123,7 +123,7 @@ impl Pins {
     }
 }
 
-impl Drop for Pins {
+impl Drop for PolicyPins {
     /// Its worker has ended without having looked at it.
     fn drop(&mut self) {
         self.answer(self.all_failed(&"the connection is closed"));
@@ -191,7 +191,7 @@ fn wanted_pins(vm: &Vm) -> BTreeMap<i32, Vec<CpuSet>> {
 impl Shell {
     /// Has pins of policies made by whoever manages the VM.
     pub(super) fn confine_by_pins(&mut self, vm: VmId, pid: i32, orders: Vec<PinOrder>) {
-        let pins = Pins::new((vm, pid), orders, Arc::clone(&self.inbox));
+        let pins = PolicyPins::new((vm, pid), orders, Arc::clone(&self.inbox));
         let refused = match self.pinner(vm) {
             Some(worker) => worker.pin_all(pins).err(),
             None => Some(pins),
@@ -223,7 +223,7 @@ impl Shell {
             }
             (vcpus, pins) = (self.threads_of_vcpus(vm), Err(NOT_CONNECTED.to_owned()));
         }
-        self.mover.order(Order::Restore { vm, pid, pidfd, vcpus, pins });
+        self.affinities.order(Order::Restore { vm, pid, pidfd, vcpus, pins });
     }
 
     pub(super) fn threads_of_vcpus(&self, vm: VmId) -> Vec<i32> {
@@ -283,13 +283,13 @@ mod tests {
     }
 
     /// Of two vCPUs, of which scx_vnuma is to have the second.
-    fn pins(inbox: &Arc<Inbox>) -> Pins {
+    fn pins(inbox: &Arc<Inbox>) -> PolicyPins {
         let order = |vcpu: u32, by| {
             let (expected, operator, cpus) = (set("4"), set("0-7"), Some(set("5")));
             PinOrder { order: MaskOrder { vcpu, tid: 10 + vcpu as i32, expected, operator, cpus }, by }
         };
         let orders = vec![order(0, Mechanism::Affinity), order(1, Mechanism::Scheduler)];
-        Pins::new((1, 2), orders, Arc::clone(inbox))
+        PolicyPins::new((1, 2), orders, Arc::clone(inbox))
     }
 
     /// The outcomes of a message, and threads that scx_vnuma is not to have.

@@ -2,11 +2,11 @@
 //! and how long the host's CPUs were idle. It decides nothing.
 
 use super::{
+    access_samples::{AccessSampling, Sampled},
     groups::Groups,
     inbox::{Inbox, Message},
     pages::PageReader,
     pmu::{Count, Perf, Pmu, hear},
-    samples::{Sampled, Sampling},
     threads::{self, Known},
 };
 use crate::core::event::Event;
@@ -65,12 +65,12 @@ pub(super) struct Wanted {
 
 /// A thread that reads once a period.
 #[derive(Debug)]
-pub(super) struct Sampler {
+pub(super) struct PeriodReader {
     worker: Worker<Order>,
     health: Arc<Mutex<api::Counters>>,
 }
 
-impl Sampler {
+impl PeriodReader {
     pub(super) fn start(
         workers: &Workers,
         (root, prefer): (PathBuf, Prefer),
@@ -167,7 +167,7 @@ struct Task<P: Pmu> {
     pages: Option<PageReader>,
     wanted: Wanted,
     /// Only while something is counted, and the operator wants samples.
-    sampling: Option<Sampling>,
+    sampling: Option<AccessSampling>,
     /// How long each CPU had been idle at the end of the last period.
     idle: Vec<(CpuId, u64)>,
     /// When the last period ended; 0 before the first.
@@ -325,7 +325,7 @@ impl<P: Pmu> Task<P> {
         (self.read_ns, self.layout) = (monotonic_ns(), None);
         self.reader.read(Vec::new());
         self.read_idle();
-        self.sampling = self.wanted.samples.then(|| Sampling::find(&self.root));
+        self.sampling = self.wanted.samples.then(|| AccessSampling::find(&self.root));
         self.look_at_pages();
     }
 
@@ -417,7 +417,7 @@ fn open_counters<P: Pmu>(
     pmu: &mut P,
     vm: &mut Vm<P::Counters>,
     events: Option<&Events>,
-    sampling: Option<&Sampling>,
+    sampling: Option<&AccessSampling>,
 ) {
     let Some(events) = events else { return };
     for thread in vm.threads.iter_mut().filter(|thread| thread.counters.is_none()) {
@@ -448,7 +448,7 @@ fn open_counters<P: Pmu>(
 fn period_of<C: Count>(
     thread: &mut Thread<C>,
     no_counters: bool,
-    sampling: Option<&Sampling>,
+    sampling: Option<&AccessSampling>,
 ) -> Option<VcpuReading> {
     let Some(Known { times, cpu, real_time, allowed, counts }) = thread.read.take() else {
         // Another thread may get its number.

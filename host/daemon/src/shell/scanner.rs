@@ -2,8 +2,8 @@
 //! is not urgent and may wait for a disk.
 
 use super::{
+    channel_records::ChannelRecords,
     inbox::{Inbox, Message},
-    records::Records,
 };
 use crate::core::event::Event;
 use nix::{
@@ -38,7 +38,7 @@ impl Scanner {
     pub(super) fn start(
         workers: &Workers,
         backend: Box<dyn VmBackend>,
-        records: Records,
+        records: ChannelRecords,
         interval: Duration,
         inbox: Arc<Inbox>,
     ) -> io::Result<Self> {
@@ -64,7 +64,7 @@ impl Scanner {
 
 struct Task {
     backend: Box<dyn VmBackend>,
-    records: Records,
+    records: ChannelRecords,
     ended: Jobs<i32>,
     wake: Arc<EventFd>,
     sources: Arc<Mutex<Vec<Source>>>,

@@ -1,4 +1,4 @@
-//! scx_vnuma as the mover uses it: threads that it schedules, and the places that it is told of.
+//! scx_vnuma as the thread that sets affinities uses it: threads that it schedules, and the places that it is told of.
 //!
 //! ```text
 //!                 place()                              release()

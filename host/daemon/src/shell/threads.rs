@@ -1,4 +1,4 @@
-//! What the scheduler of the host knows of threads and CPUs, as the sampler reads it once a period.
+//! What the scheduler of the host knows of threads and CPUs, as it is read once a period.
 //!
 //! | by | threads | counters | CPUs |
 //! |---|---|---|---|

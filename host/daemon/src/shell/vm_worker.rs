@@ -12,11 +12,11 @@
 //! to a command, and resumes on the next reply.
 
 use super::{
+    channel_records::ChannelRecords,
     inbox::{Inbox, Message},
     locator::Reader,
-    pin::Pin,
-    pins::{Pins, Unpin},
-    records::Records,
+    pinned_move::PinnedMove,
+    policy_pins::{PolicyPins, Unpin},
     report::Report,
 };
 use crate::core::{
@@ -40,7 +40,7 @@ use vnuma_channel::{Channel, Generations, Ivshmem, Region};
 use vnuma_hypervisor::{Migrates, PinError, VmBackend, VmConnection, VmError, VmEvent, roll_back};
 use vnuma_model::{Backoff, GuestNodeId, VmHandle};
 use vnuma_policy::world::ConnectionId;
-use vnuma_process::{self as process, Jobs, Next, Workers, copy_affinity, main_loop, stopped};
+use vnuma_process::{Jobs, Next, Worker, Workers, copy_affinity, main_loop, stopped};
 
 /// Least time between two descriptions of a VM, which cost QEMU and the kernel time. Requests in between share the next.
 const DESCRIBE_PAUSE: Duration = Duration::from_millis(200);
@@ -64,18 +64,18 @@ const EVENTS_A_ROUND: usize = 64;
 
 /// The handle of a worker. Its thread ends when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Worker {
-    jobs: process::Worker<Job>,
+pub(crate) struct VmWorker {
+    jobs: Worker<Job>,
 }
 
-impl Worker {
+impl VmWorker {
     /// Starts a thread that connects to what is behind `handle` and reports to `inbox`.
     pub(crate) fn start(
         workers: &Workers,
         connection: ConnectionId,
         (handle, name): (VmHandle, String),
         backend: Box<dyn VmBackend>,
-        records: Records,
+        records: ChannelRecords,
         reader: Reader,
         inbox: Arc<Inbox>,
     ) -> io::Result<Self> {
@@ -118,7 +118,7 @@ impl Worker {
     }
 
     /// Queues pins of policies. Those that cannot be queued, as the thread has ended, are given back.
-    pub(crate) fn pin_all(&self, pins: Pins) -> Result<(), Pins> {
+    pub(crate) fn pin_all(&self, pins: PolicyPins) -> Result<(), PolicyPins> {
         match self.jobs.send(Job::PinAll(pins)) {
             Err(Job::PinAll(pins)) => Err(pins),
             _ => Ok(()),
@@ -134,9 +134,9 @@ impl Worker {
     }
 
     /// Queues a move. One that cannot be queued, as the thread has ended, is given back.
-    pub(crate) fn pin(&self, pin: Pin) -> Result<(), Pin> {
-        match self.jobs.send(Job::Pin(pin)) {
-            Err(Job::Pin(pin)) => Err(pin),
+    pub(crate) fn pin(&self, pin: PinnedMove) -> Result<(), PinnedMove> {
+        match self.jobs.send(Job::PinnedMove(pin)) {
+            Err(Job::PinnedMove(pin)) => Err(pin),
             _ => Ok(()),
         }
     }
@@ -146,8 +146,8 @@ impl Worker {
 #[derive(Debug)]
 enum Job {
     Ask(Ask),
-    Pin(Pin),
-    PinAll(Pins),
+    PinnedMove(PinnedMove),
+    PinAll(PolicyPins),
     Unpin(Unpin),
     /// Where to, and whether with post-copy.
     Migrate(String, bool),
@@ -184,7 +184,7 @@ struct Task {
     handle: VmHandle,
     /// Name of the VM, for messages.
     name: String,
-    records: Records,
+    records: ChannelRecords,
     reader: Reader,
     /// A probe is due.
     probe_wanted: bool,
@@ -335,7 +335,7 @@ impl Task {
                 Next::Job(Job::Migrate(..)) => Report::Plain(CoreReport::MigrationBegun(Err(silent()))),
                 // This needs no answer from the VM.
                 Next::Job(Job::Ask(Ask::Recover(epoch))) => self.recover(connection, epoch),
-                Next::Job(Job::Pin(pin)) => {
+                Next::Job(Job::PinnedMove(pin)) => {
                     pin.failed(&silent());
                     continue;
                 }
@@ -372,7 +372,7 @@ impl Task {
         loop {
             match self.jobs.try_next() {
                 Next::Job(Job::Ask(ask)) => self.execute(connection, ask)?,
-                Next::Job(Job::Pin(pin)) => self.pin(connection, pin)?,
+                Next::Job(Job::PinnedMove(pin)) => self.pin(connection, pin)?,
                 Next::Job(Job::PinAll(pins)) => self.pin_all(connection, pins)?,
                 Next::Job(Job::Unpin(unpin)) => self.unpin(connection, unpin)?,
                 Next::Job(Job::Migrate(destination, post_copy)) => {
@@ -523,7 +523,7 @@ impl Task {
         self.conclude(stop, Report::Plain(report(outcome)))
     }
 
-    fn pin(&self, connection: &mut dyn VmConnection, pin: Pin) -> Result<(), Stop> {
+    fn pin(&self, connection: &mut dyn VmConnection, pin: PinnedMove) -> Result<(), Stop> {
         let Some(manager) = connection.pins() else {
             pin.failed(&NO_PINS);
             return Ok(());
@@ -541,7 +541,7 @@ impl Task {
         }
     }
 
-    fn pin_all(&self, connection: &mut dyn VmConnection, pins: Pins) -> Result<(), Stop> {
+    fn pin_all(&self, connection: &mut dyn VmConnection, pins: PolicyPins) -> Result<(), Stop> {
         let Some(manager) = connection.pins() else {
             pins.failed(&NO_PINS);
             return Ok(());

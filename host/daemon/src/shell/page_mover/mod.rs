@@ -51,11 +51,11 @@ enum Order {
 
 /// The thread. When it is dropped, jobs end after their batch.
 #[derive(Debug)]
-pub(super) struct MemoryMover {
+pub(super) struct PageMover {
     worker: Worker<Order>,
 }
 
-impl MemoryMover {
+impl PageMover {
     pub(super) fn start(workers: &Workers, root: PathBuf, inbox: Arc<Inbox>) -> io::Result<Self> {
         let (jobs, places, timer) = (VecDeque::new(), HashMap::new(), OnceCell::new());
         let mut task = Task { root, inbox, jobs, places, timer };
@@ -294,7 +294,7 @@ mod tests {
     fn jobs_take_turns_and_one_that_is_stopped_says_how_far_it_has_got() {
         let inbox = Arc::new(Inbox::new().expect("an inbox"));
         let (workers, root) = (Workers::default(), PathBuf::from("/"));
-        let mover = MemoryMover::start(&workers, root, Arc::clone(&inbox)).expect("started");
+        let mover = PageMover::start(&workers, root, Arc::clone(&inbox)).expect("started");
         let _memory = memory();
         let (_, pid, pidfd) = own();
         mover.move_memory(1, pid, None, order(0, 1, 1));

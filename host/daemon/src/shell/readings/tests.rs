@@ -84,7 +84,7 @@ impl Count for FakeCounters {
     }
 }
 
-/// A sampler whose periods end when the test wants it.
+/// A reader whose periods end when the test wants it.
 struct Bench {
     task: Task<FakePmu>,
     state: Arc<Mutex<State>>,
