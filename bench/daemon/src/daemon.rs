@@ -1,8 +1,7 @@
 //! The vnumad that is measured: its process, and what that has used so far.
 
-use crate::{http::Client, vms::end_with_us};
+use crate::vms::end_with_us;
 use anyhow::{Context, bail, ensure};
-use serde_json::Value;
 use std::{
     collections::BTreeMap,
     fs::{self, File},
@@ -11,6 +10,8 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
+use vnuma_api::operation;
+use vnuma_client::blocking::{Client, Connection};
 
 /// Only ends a hang.
 const HANG: Duration = Duration::from_secs(180);
@@ -89,7 +90,7 @@ impl Daemon {
         let child = command.spawn().with_context(|| program.display().to_string())?;
         let mut daemon = Self { child, socket };
         let end = Instant::now() + HANG;
-        while Client::connect(&daemon.socket).is_err() {
+        while daemon.connect().is_err() {
             if daemon.child.try_wait()?.is_some() {
                 let said = fs::read_to_string(log).unwrap_or_default();
                 let last = said.lines().last().unwrap_or_default().to_owned();
@@ -107,16 +108,21 @@ impl Daemon {
     }
 
     /// A connection to its API.
-    pub fn connect(&self) -> anyhow::Result<Client> {
-        Client::connect(&self.socket)
+    pub fn connect(&self) -> anyhow::Result<Connection> {
+        Ok(self.client()?.connect()?)
+    }
+
+    /// A client of it.
+    pub fn client(&self) -> anyhow::Result<Client> {
+        Ok(Client::new(&self.socket, HANG)?)
     }
 
     /// Waits until it knows what so many VMs consist of.
     pub fn await_vms(&self, count: usize) -> anyhow::Result<Duration> {
         let (begin, mut client) = (Instant::now(), self.connect()?);
         loop {
-            let vms: Vec<Value> = serde_json::from_slice(&client.ask("GET", "/v1/vms")?)?;
-            if vms.iter().filter(|vm| vm["described"] == true).count() == count {
+            let vms = client.ask::<operation::List>((), &())?;
+            if vms.iter().filter(|vm| vm.described).count() == count {
                 return Ok(begin.elapsed());
             }
             ensure!(begin.elapsed() < HANG, "only {} of {count} VMs are known", vms.len());
@@ -126,8 +132,7 @@ impl Daemon {
 
     /// Where locations come from, as it says itself.
     pub fn location_source(&self) -> anyhow::Result<String> {
-        let daemon: Value = serde_json::from_slice(&self.connect()?.ask("GET", "/v1/daemon")?)?;
-        Ok(daemon["location_source"].as_str().unwrap_or_default().to_owned())
+        Ok(self.client()?.ask::<operation::Daemon>((), &())?.location_source)
     }
 
     /// What it has used so far.

@@ -19,7 +19,6 @@ mod figures;
 mod growth;
 mod guest;
 mod host;
-mod http;
 mod libvirtd;
 mod moves;
 mod qemu;

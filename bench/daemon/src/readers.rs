@@ -4,9 +4,6 @@
 use crate::{daemon::Daemon, vms};
 use serde::Serialize;
 use std::{
-    io::Read,
-    net::Shutdown,
-    os::unix::net::UnixStream,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -14,6 +11,8 @@ use std::{
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
+use vnuma_api::{METRICS, VMS, vm_path};
+use vnuma_client::{Bytes, Error, Method, blocking::Connection};
 
 /// How many there are, and what they ask for.
 #[derive(Clone, Copy, Serialize)]
@@ -43,24 +42,25 @@ pub enum Clients {
 /// How many scrape metrics, each so often: 100 times a second together.
 pub const SCRAPERS: (usize, Duration) = (10, Duration::from_millis(100));
 
+/// How long a watcher waits for an event before it looks whether it is to end.
+const LOOK: Duration = Duration::from_millis(200);
+
 /// They end when this is dropped.
 pub struct Readers {
     stop: Arc<AtomicBool>,
-    streams: Vec<UnixStream>,
     askers: Vec<JoinHandle<anyhow::Result<Vec<f64>>>>,
     watchers: Vec<JoinHandle<u64>>,
 }
 
 impl Readers {
     pub fn start(daemon: &Daemon, vms: usize, clients: Clients) -> anyhow::Result<Self> {
-        let (mut streams, stop) = (Vec::new(), Arc::new(AtomicBool::new(false)));
-        let mut askers = Vec::new();
+        let (mut askers, stop) = (Vec::new(), Arc::new(AtomicBool::new(false)));
         if clients == Clients::Scrapers {
             for number in 0..SCRAPERS.0 {
                 let (client, stop) = (daemon.connect()?, Arc::clone(&stop));
                 askers.push(thread::spawn(move || scrape(client, number, vms, &stop)));
             }
-            return Ok(Self { stop, streams, askers, watchers: Vec::new() });
+            return Ok(Self { stop, askers, watchers: Vec::new() });
         }
         for number in 0..CONFIGURATION.askers {
             let (client, stop) = (daemon.connect()?, Arc::clone(&stop));
@@ -68,19 +68,20 @@ impl Readers {
         }
         let mut watchers = Vec::new();
         for _ in 0..CONFIGURATION.watchers {
-            let client = daemon.connect()?;
-            streams.push(client.stream()?);
-            let mut lines = client.watch()?;
+            let (mut lines, stop) = (daemon.client()?.watch(&[])?.within(LOOK), Arc::clone(&stop));
             watchers.push(thread::spawn(move || {
-                let (mut chunk, mut bytes) = ([0; 1 << 16], 0);
-                // Ends with the connection.
-                while let Ok(count @ 1..) = lines.read(&mut chunk) {
-                    bytes += count as u64;
+                let mut seen = 0;
+                while !stop.load(Ordering::Relaxed) {
+                    match lines.line() {
+                        Ok(_) => seen += 1,
+                        Err(Error::TimedOut { .. }) => {}
+                        Err(_) => break,
+                    }
                 }
-                bytes
+                seen
             }));
         }
-        Ok(Self { stop, streams, askers, watchers })
+        Ok(Self { stop, askers, watchers })
     }
 
     /// Ends them. Milliseconds that each answer about one VM took, or each scrape.
@@ -91,17 +92,14 @@ impl Readers {
             answers.extend(asker.join().map_err(|_| anyhow::anyhow!("a reader panicked"))??);
         }
         for watcher in self.watchers.drain(..) {
-            let bytes = watcher.join().map_err(|_| anyhow::anyhow!("a watcher panicked"))?;
-            anyhow::ensure!(bytes > 0, "a watcher saw no event");
+            let seen = watcher.join().map_err(|_| anyhow::anyhow!("a watcher panicked"))?;
+            anyhow::ensure!(seen > 0, "a watcher saw no event");
         }
         Ok(answers)
     }
 
     fn end(&self) {
         self.stop.store(true, Ordering::Relaxed);
-        for stream in &self.streams {
-            let _ = stream.shutdown(Shutdown::Both);
-        }
     }
 }
 
@@ -111,12 +109,7 @@ impl Drop for Readers {
     }
 }
 
-fn ask(
-    mut client: crate::http::Client,
-    number: usize,
-    vms: usize,
-    stop: &AtomicBool,
-) -> anyhow::Result<Vec<f64>> {
+fn ask(mut client: Connection, number: usize, vms: usize, stop: &AtomicBool) -> anyhow::Result<Vec<f64>> {
     let every = Duration::from_millis(CONFIGURATION.vm_every_ms);
     let lists = Duration::from_millis(CONFIGURATION.list_every_ms);
     // Spread over the interval, as those of many people are.
@@ -127,24 +120,27 @@ fn ask(
         thread::sleep(next.saturating_duration_since(Instant::now()));
         next += every;
         let begin = Instant::now();
-        client.ask("GET", &format!("/v1/vms/{}", vms::name(turn % vms)))?;
+        get(&mut client, &vm_path(&vms::name(turn % vms), None))?;
         answers.push(begin.elapsed().as_secs_f64() * 1e3);
         turn += CONFIGURATION.askers;
         if list_at <= Instant::now() {
             list_at += lists;
-            client.ask("GET", "/v1/vms")?;
+            get(&mut client, VMS)?;
         }
     }
     Ok(answers)
 }
 
+/// What is answered, unread: these stand for clients on other CPUs.
+fn get(client: &mut Connection, path: &str) -> anyhow::Result<Bytes> {
+    let answer = client.send(Method::GET, path, "")?;
+    let text = || String::from_utf8_lossy(&answer.body);
+    anyhow::ensure!(answer.status == 200, "{path}: {}: {}", answer.status, text());
+    Ok(answer.body)
+}
+
 /// Scrapes metrics, and looks whether all VMs are in them.
-fn scrape(
-    mut client: crate::http::Client,
-    number: usize,
-    vms: usize,
-    stop: &AtomicBool,
-) -> anyhow::Result<Vec<f64>> {
+fn scrape(mut client: Connection, number: usize, vms: usize, stop: &AtomicBool) -> anyhow::Result<Vec<f64>> {
     let (count, every) = SCRAPERS;
     let last = format!("vm=\"{}\"", vms::name(vms - 1));
     let (mut next, mut answers) = (Instant::now() + every * number as u32 / count as u32, Vec::new());
@@ -152,7 +148,7 @@ fn scrape(
         thread::sleep(next.saturating_duration_since(Instant::now()));
         next += every;
         let begin = Instant::now();
-        let text = client.ask("GET", "/metrics")?;
+        let text = get(&mut client, METRICS)?;
         answers.push(begin.elapsed().as_secs_f64() * 1e3);
         let complete = text.windows(last.len()).any(|part| part == last.as_bytes());
         anyhow::ensure!(complete, "metrics without {last}");

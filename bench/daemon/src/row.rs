@@ -16,6 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tempfile::TempDir;
+use vnuma_api::operation;
 
 /// After everything is attached, until it is at rest.
 const SETTLE: Duration = Duration::from_secs(6);
@@ -171,7 +172,7 @@ fn round(number: f64) -> f64 {
 fn attach_all(daemon: &Daemon, count: usize) -> anyhow::Result<()> {
     let mut client = daemon.connect()?;
     for number in 0..count {
-        client.ask("POST", &format!("/v1/vms/{}/attach", vms::name(number)))?;
+        client.ask::<operation::Attach>(&vms::name(number), &None)?;
     }
     Ok(())
 }

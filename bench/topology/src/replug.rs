@@ -3,15 +3,13 @@
 use crate::clock::{Line, Moment, monotonic_ns};
 use crate::figures::Percentiles;
 use anyhow::{Context, Result, ensure};
-use serde_json::Value;
 use serde_json::json;
 use std::io::Read;
-use std::io::Write;
-use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
+use vnuma_api::{DEFAULT_SOCKET, ReplugRequest, Replugged, operation};
+use vnuma_client::{Error, blocking::Client};
 use vnuma_scenario::{HANG_LIMIT, Nodes, Vm, tsc_offset, vcpu_thread, vnumad};
 
-const API: &str = "/run/vnuma/vnumad.sock";
 const PROGRAM: &str = "/root/bench-topology";
 const CPUS: &str = "/sys/devices/system/cpu";
 
@@ -69,42 +67,24 @@ fn replug(vm: &Vm, offset: u64, vcpu: u64, node: u32, nodes: &Nodes) -> Result<(
     let host = Line::through(start, Moment::now()?)?;
     let ns = host.between(host.tsc(moved_ns), seen.tsc.wrapping_sub(offset));
     ensure!(ns > 0.0, "the guest saw it before it was moved");
-    let new = done["new_vcpu"].as_u64().with_context(|| format!("no new_vcpu: {done}"))?;
-    Ok((new, ns))
+    Ok((done.new_vcpu.into(), ns))
 }
 
 /// Asks vnumad itself, as starting a program would take longer than what is timed. vnumad refuses until it has seen that
 /// the vCPU runs elsewhere.
-fn replug_when_noticed(vm: &str, vcpu: u64) -> Result<Value> {
-    let end = Instant::now() + HANG_LIMIT;
+fn replug_when_noticed(vm: &str, vcpu: u64) -> Result<Replugged> {
+    let (client, end) = (Client::new(DEFAULT_SOCKET, HANG_LIMIT)?, Instant::now() + HANG_LIMIT);
+    let input = ReplugRequest { vcpu: vcpu.try_into()? };
     loop {
-        let (status, answer) = post(&format!("/v1/vms/{vm}/replug"), &json!({"vcpu": vcpu}))?;
-        let early = answer["message"]
-            .as_str()
-            .is_some_and(|message| message.contains("is on the right guest node already"));
-        match status {
-            200 => return Ok(answer),
-            _ if early && Instant::now() < end => std::thread::sleep(Duration::from_millis(1)),
-            _ => anyhow::bail!("replug of {vm}, vCPU {vcpu}: status {status}: {answer}"),
+        match client.ask::<operation::Replug>(vm, &input) {
+            Err(Error::Refused(refusal))
+                if refusal.message.contains("is on the right guest node already") && Instant::now() < end =>
+            {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            done => return done.with_context(|| format!("replug of {vm}, vCPU {vcpu}")),
         }
     }
-}
-
-/// Status and body of an answer of vnumad's API.
-fn post(path: &str, body: &Value) -> Result<(u16, Value)> {
-    let body = body.to_string();
-    let mut stream = UnixStream::connect(API).context(API)?;
-    write!(
-        stream,
-        "POST {path} HTTP/1.1\r\nhost: vnumad\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
-        body.len()
-    )?;
-    let mut text = String::new();
-    stream.read_to_string(&mut text).context(API)?;
-    let (head, body) = text.split_once("\r\n\r\n").with_context(|| format!("{path}: {text:?}"))?;
-    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
-    let status = status.with_context(|| format!("{path}: {head:?}"))?;
-    Ok((status, serde_json::from_str(body).with_context(|| format!("{path}: {body:?}"))?))
 }
 
 /// In the guest: waits until a node has other CPUs and prints the [`Moment`]. Brings CPUs online as they are plugged in, in

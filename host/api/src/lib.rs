@@ -47,6 +47,7 @@ mod event;
 mod memory;
 mod migration;
 mod observation;
+pub mod operation;
 mod path;
 mod placement;
 mod rehome;

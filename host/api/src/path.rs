@@ -35,7 +35,7 @@ pub fn release_path(name: &str) -> String {
     path_of(PLACEMENTS, name, Some("release"))
 }
 
-fn path_of(all: &str, name: &str, action: Option<&str>) -> String {
+pub(crate) fn path_of(all: &str, name: &str, action: Option<&str>) -> String {
     let mut path = format!("{all}/");
     for byte in name.bytes() {
         if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'~') {

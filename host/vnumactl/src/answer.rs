@@ -1,14 +1,14 @@
 //! What is printed for an answer of vnumad.
 
 use crate::{
-    client::ClientError, devices, doctor, hardware, memory, place, policy, rehome, resize,
-    table::plain_lines, vms, watch,
+    devices, doctor, hardware, memory, place, policy, rehome, resize, table::plain_lines, vms, watch,
 };
 use serde::de::DeserializeOwned;
 use vnuma_api::{
     ApiError, Daemon, Devices, HostTopology, NodeFree, Placed, Rehome, Reserved, Scheduling, Sizes, Vm,
     VmMemory,
 };
+use vnuma_client::Error;
 use vnuma_placement::print::Format;
 
 /// A kind of answer.
@@ -74,8 +74,9 @@ impl Answer {
             }),
             Self::Reservations => read::<Vec<Reserved>>(body).map(|all| place::list(&all)),
             Self::Event => watch::line(body, false).map_err(|error| error.to_string()),
-            Self::Error => read::<ApiError>(body)
-                .map(|refusal| plain_lines(&ClientError::Refused(refusal).to_string()) + "\n"),
+            Self::Error => {
+                read::<ApiError>(body).map(|refusal| plain_lines(&Error::Refused(refusal).to_string()) + "\n")
+            }
         }
         .map_err(|error| plain_lines(&error))
     }

@@ -3,10 +3,10 @@
 
 mod answer;
 pub mod calibrate;
-mod client;
 mod confinement;
 mod devices;
 mod doctor;
+mod failure;
 mod hardware;
 mod memory;
 mod migrate;
@@ -27,7 +27,7 @@ use clap::{
     Args, CommandFactory, Parser, Subcommand,
     builder::{OsStringValueParser, TypedValueParser},
 };
-use client::{Client, ClientError};
+use failure::Failure;
 use serde::Serialize;
 use std::{
     ffi::OsString,
@@ -36,10 +36,10 @@ use std::{
     process::ExitCode,
 };
 use vnuma_api::{
-    ApiError, AttachRequest, CAPACITY, DEVICES, Devices, ErrorKind, EventKind, HARDWARE, HostTopology,
-    MemoryPolicyRequest, MoveRequest, NodeFree, PLACEMENTS, POLICIES, PolicyRequest, ReplugRequest,
-    Replugged, Reserved, Scheduling, VMS, Vm, VmMemory, release_path, vm_path,
+    ApiError, AttachRequest, ErrorKind, EventKind, MemoryPolicyRequest, MoveRequest, PolicyRequest,
+    ReplugRequest, operation as op,
 };
+use vnuma_client::{Client, Error};
 use vnuma_policy::scheduling::Policy;
 use vnuma_process::qemu;
 
@@ -254,12 +254,12 @@ pub fn main() -> ExitCode {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let outcome = match runtime {
         Ok(runtime) => runtime.block_on(run(&arguments)),
-        Err(error) => Err(ClientError::Output(error)),
+        Err(error) => Err(Failure::Output(error)),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         // Whoever read the output has seen enough.
-        Err(ClientError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(Failure::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("vnumactl: {}", table::plain_lines(&error.to_string()));
             ExitCode::from(exit_status(&error))
@@ -267,93 +267,84 @@ pub fn main() -> ExitCode {
     }
 }
 
-fn exit_status(error: &ClientError) -> u8 {
+fn exit_status(error: &Failure) -> u8 {
     match error {
-        ClientError::Unreachable { .. } => 3,
-        ClientError::NotPermitted { .. }
-        | ClientError::SetupRights
-        | ClientError::Refused(ApiError { error: ErrorKind::Forbidden, .. }) => 4,
+        Failure::Client(Error::Unreachable { .. }) => 3,
+        Failure::SetupRights
+        | Failure::Client(
+            Error::NotPermitted { .. } | Error::Refused(ApiError { error: ErrorKind::Forbidden, .. }),
+        ) => 4,
         _ => 1,
     }
 }
 
-async fn run(arguments: &Arguments) -> Result<(), ClientError> {
+async fn run(arguments: &Arguments) -> Result<(), Failure> {
     let client = Client::new(&arguments.common.socket);
     let json = arguments.common.json;
-    let act =
-        async |vm: &str, action: &str| client.post::<Vm>(&vm_path(vm, Some(action)), String::new()).await;
     match &arguments.command {
         Command::Hardware => {
-            let host: HostTopology = client.get(HARDWARE).await?;
+            let host = client.ask::<op::Hardware>((), &()).await?;
             print(json, &host, hardware::text)
         }
         Command::Devices => {
-            let devices: Devices = client.get(DEVICES).await?;
+            let devices = client.ask::<op::Devices>((), &()).await?;
             print(json, &devices, devices::text)
         }
         Command::Capacity => {
-            let nodes: Vec<NodeFree> = client.get(CAPACITY).await?;
+            let nodes = client.ask::<op::Capacity>((), &()).await?;
             print(json, &nodes, |nodes| devices::capacity(nodes))
         }
         Command::List => {
-            let vms: Vec<Vm> = client.get(VMS).await?;
+            let vms = client.ask::<op::List>((), &()).await?;
             print(json, &vms, |vms| vms::list(vms))
         }
         Command::Show { vm } => {
-            let vm: Vm = client.get(&vm_path(vm, None)).await?;
+            let vm = client.ask::<op::Show>(vm, &()).await?;
             print(json, &vm, vms::show)
         }
-        Command::Attach { vm, on_arrival: false } => print(json, &act(vm, "attach").await?, vms::attached),
-        Command::Attach { vm, on_arrival: true } => {
-            let body = serde_json::to_string(&AttachRequest { on_arrival: true });
-            let body = body.map_err(|error| ClientError::Output(error.into()))?;
-            let vm: Vm = client.post(&vm_path(vm, Some("attach")), body).await?;
+        Command::Attach { vm, on_arrival } => {
+            let input = on_arrival.then_some(AttachRequest { on_arrival: true });
+            let vm = client.ask::<op::Attach>(vm, &input).await?;
             print(json, &vm, vms::attached)
         }
-        Command::Detach { vm } => print(json, &act(vm, "detach").await?, vms::detached),
+        Command::Detach { vm } => print(json, &client.ask::<op::Detach>(vm, &()).await?, vms::detached),
         Command::Move { vm, vcpu, node } => {
-            let body = serde_json::to_string(&MoveRequest { vcpu: *vcpu, node: *node });
-            let body = body.map_err(|error| ClientError::Output(error.into()))?;
-            let vm: Vm = client.post(&vm_path(vm, Some("move")), body).await?;
+            let vm = client.ask::<op::MoveVcpu>(vm, &MoveRequest { vcpu: *vcpu, node: *node }).await?;
             print(json, &vm, |vm| vms::moved(vm, *vcpu))
         }
         Command::Replug { vm, vcpu } => {
-            let body = serde_json::to_string(&ReplugRequest { vcpu: *vcpu });
-            let body = body.map_err(|error| ClientError::Output(error.into()))?;
-            let done: Replugged = client.post(&vm_path(vm, Some("replug")), body).await?;
+            let done = client.ask::<op::Replug>(vm, &ReplugRequest { vcpu: *vcpu }).await?;
             print(json, &done, vms::replugged)
         }
         Command::Place(arguments) => place::run(&client, arguments, json).await,
         Command::Reservations => {
-            let all: Vec<Reserved> = client.get(PLACEMENTS).await?;
+            let all = client.ask::<op::Placements>((), &()).await?;
             print(json, &all, |all| place::list(all))
         }
         Command::Release { vm } => {
-            let released: Reserved = client.post(&release_path(vm), String::new()).await?;
+            let released = client.ask::<op::Release>(vm, &()).await?;
             print(json, &released, place::released)
         }
         Command::Policy { vm: None, .. } => {
-            let vms: Vec<Scheduling> = client.get(POLICIES).await?;
+            let vms = client.ask::<op::Policies>((), &()).await?;
             print(json, &vms, |vms| policy::list(vms))
         }
         Command::Policy { vm: Some(vm), set: None } => {
-            let vm: Scheduling = client.get(&vm_path(vm, Some("policy"))).await?;
+            let vm = client.ask::<op::ShowPolicy>(vm, &()).await?;
             print(json, &vm, policy::show)
         }
         Command::Policy { vm: Some(vm), set: Some(policy) } => {
-            let body = serde_json::to_string(&PolicyRequest { policy: policy.to_string() });
-            let body = body.map_err(|error| ClientError::Output(error.into()))?;
-            let vm: Scheduling = client.post(&vm_path(vm, Some("policy")), body).await?;
+            let input = PolicyRequest { policy: policy.to_string() };
+            let vm = client.ask::<op::SetPolicy>(vm, &input).await?;
             print(json, &vm, policy::show)
         }
         Command::Memory { vm, set: None } => {
-            let vm: VmMemory = client.get(&vm_path(vm, Some("memory"))).await?;
+            let vm = client.ask::<op::ShowMemory>(vm, &()).await?;
             print(json, &vm, memory::show)
         }
         Command::Memory { vm, set: Some(policy) } => {
-            let body = serde_json::to_string(&MemoryPolicyRequest { policy: policy.clone() });
-            let body = body.map_err(|error| ClientError::Output(error.into()))?;
-            let vm: VmMemory = client.post(&vm_path(vm, Some("memory")), body).await?;
+            let input = MemoryPolicyRequest { policy: policy.clone() };
+            let vm = client.ask::<op::SetMemoryPolicy>(vm, &input).await?;
             print(json, &vm, memory::show)
         }
         Command::Rehome(arguments) => rehome::run(&client, arguments, json).await,
@@ -363,44 +354,42 @@ async fn run(arguments: &Arguments) -> Result<(), ClientError> {
         Command::Record { file, periods } => record::run(&client, file, periods.map(u64::from)).await,
         Command::Replay { file, policy } => {
             let replayed = replay::file(file, *policy);
-            let replayed = replayed.map_err(|source| ClientError::Replay { path: file.clone(), source })?;
+            let replayed = replayed.map_err(|source| Failure::Replay { path: file.clone(), source })?;
             print(json, &replayed, replay::text)
         }
         Command::Calibrate(arguments) => {
-            let found = calibrate::run(arguments).map_err(ClientError::Calibrate)?;
+            let found = calibrate::run(arguments).map_err(Failure::Calibrate)?;
             print(json, &found, calibrate::text)?;
             found.problem.map_or(Ok(()), |problem| {
-                Err(ClientError::Calibrate(calibrate::CalibrateError::NoBounds(problem)))
+                Err(Failure::Calibrate(calibrate::CalibrateError::NoBounds(problem)))
             })
         }
         Command::Watch { events } => watch::run(&client, events, json).await,
         Command::Daemon => {
-            let daemon: vnuma_api::Daemon = client.get(vnuma_api::DAEMON).await?;
+            let daemon = client.ask::<op::Daemon>((), &()).await?;
             print(json, &daemon, vms::daemon)
         }
         Command::Doctor => {
-            let daemon: vnuma_api::Daemon = client.get(vnuma_api::DAEMON).await?;
-            let host: HostTopology = client.get(HARDWARE).await?;
-            let vms: Vec<Vm> = client.get(VMS).await?;
+            let daemon = client.ask::<op::Daemon>((), &()).await?;
+            let host = client.ask::<op::Hardware>((), &()).await?;
+            let vms = client.ask::<op::List>((), &()).await?;
             let sends = |pid| qemu::sends_channel(&qemu::command_line(pid));
             let mut checks = doctor::examine_with(&daemon, &host, &vms, &sends);
             checks.extend(confinement::checks(&vms, &confinement::of_process));
             print(json, &checks, |checks| doctor::text(checks))
         }
         Command::Setup(arguments) => setup::run(&client, arguments, json).await,
-        Command::Completion { shell } => {
-            io::stdout().write_all(&completion(*shell)).map_err(ClientError::Output)
-        }
+        Command::Completion { shell } => io::stdout().write_all(&completion(*shell)).map_err(Failure::Output),
     }
 }
 
-fn print<T: Serialize>(json: bool, value: &T, text: impl Fn(&T) -> String) -> Result<(), ClientError> {
+fn print<T: Serialize>(json: bool, value: &T, text: impl Fn(&T) -> String) -> Result<(), Failure> {
     let text = if json {
-        serde_json::to_string_pretty(value).map_err(|error| ClientError::Output(error.into()))? + "\n"
+        serde_json::to_string_pretty(value).map_err(|error| Failure::Output(error.into()))? + "\n"
     } else {
         text(value)
     };
-    io::stdout().write_all(text.as_bytes()).map_err(ClientError::Output)
+    io::stdout().write_all(text.as_bytes()).map_err(Failure::Output)
 }
 
 #[cfg(test)]
@@ -485,15 +474,15 @@ mod tests {
 
     #[test]
     fn every_failure_has_its_exit_status() {
-        let refused = |error| ClientError::Refused(ApiError { error, message: String::new() });
+        let refused = |error| Failure::Client(Error::Refused(ApiError { error, message: String::new() }));
         assert_eq!(exit_status(&refused(ErrorKind::Forbidden)), 4);
         assert_eq!(exit_status(&refused(ErrorKind::NotFound)), 1);
         // tests/manual.rs has the same texts.
         for (failure, status, text) in [
-            (ClientError::SetupRights, 4, "setup --apply needs root"),
-            (ClientError::SetupFailed(2), 1, "2 of what was to be done failed"),
+            (Failure::SetupRights, 4, "setup --apply needs root"),
+            (Failure::SetupFailed(2), 1, "2 of what was to be done failed"),
             (
-                ClientError::Migration { vm: "web".into(), destination: "tcp:b:4444".into() },
+                Failure::Migration { vm: "web".into(), destination: "tcp:b:4444".into() },
                 1,
                 "web: it did not migrate to tcp:b:4444",
             ),
@@ -502,6 +491,6 @@ mod tests {
         }
         let socket = PathBuf::from("/s");
         let source = io::ErrorKind::NotFound.into();
-        assert_eq!(exit_status(&ClientError::Unreachable { socket, source }), 3);
+        assert_eq!(exit_status(&Error::Unreachable { socket, source }.into()), 3);
     }
 }

@@ -1,7 +1,7 @@
 //! VMs that migrate to another host: asks for it, shows how far it is, and waits for its end.
 
 use crate::{
-    client::{Client, ClientError},
+    failure::Failure,
     table::{plain, size},
 };
 use clap::Args;
@@ -9,7 +9,8 @@ use std::{
     io::{self, IsTerminal, Write},
     time::Duration,
 };
-use vnuma_api::{MigrateRequest, Migration, vm_path};
+use vnuma_api::{MigrateRequest, Migration, operation as op};
+use vnuma_client::Client;
 
 /// Between two looks at how far it is.
 const LOOK: Duration = Duration::from_millis(200);
@@ -36,29 +37,28 @@ pub struct Arguments {
     cancel: bool,
 }
 
-pub async fn run(client: &Client, arguments: &Arguments, json: bool) -> Result<(), ClientError> {
-    let path = vm_path(&arguments.vm, Some("migrate"));
+pub async fn run(client: &Client, arguments: &Arguments, json: bool) -> Result<(), Failure> {
+    let vm = arguments.vm.as_str();
     if arguments.cancel {
-        let mut shown: Migration = client.post(&format!("{path}/cancel"), String::new()).await?;
+        let mut shown = client.ask::<op::CancelMigration>(vm, &()).await?;
         while shown.is_active() {
             tokio::time::sleep(LOOK).await;
-            shown = client.get(&path).await?;
+            shown = client.ask::<op::ShowMigration>(vm, &()).await?;
         }
         crate::print(json, &shown, text)?;
         return if shown.state == "cancelled" { Ok(()) } else { Err(failed(&shown)) };
     }
     let Some(destination) = arguments.destination.clone() else {
-        let shown: Migration = client.get(&path).await?;
+        let shown = client.ask::<op::ShowMigration>(vm, &()).await?;
         return crate::print(json, &shown, text);
     };
-    let body = serde_json::to_string(&MigrateRequest { destination, post_copy: arguments.post_copy });
-    let body = body.map_err(|error| ClientError::Output(error.into()))?;
-    let mut shown: Migration = client.post(&path, body).await?;
+    let input = MigrateRequest { destination, post_copy: arguments.post_copy };
+    let mut shown = client.ask::<op::Migrate>(vm, &input).await?;
     let mut progress = Progress { bar: io::stderr().is_terminal(), last: String::new() };
     while !arguments.no_wait && shown.is_active() {
         progress.show(&shown);
         tokio::time::sleep(LOOK).await;
-        shown = client.get(&path).await?;
+        shown = client.ask::<op::ShowMigration>(vm, &()).await?;
     }
     progress.end();
     crate::print(json, &shown, text)?;
@@ -69,8 +69,8 @@ pub async fn run(client: &Client, arguments: &Arguments, json: bool) -> Result<(
     }
 }
 
-fn failed(shown: &Migration) -> ClientError {
-    ClientError::Migration { vm: plain(&shown.vm), destination: plain(&shown.destination) }
+fn failed(shown: &Migration) -> Failure {
+    Failure::Migration { vm: plain(&shown.vm), destination: plain(&shown.destination) }
 }
 
 /// How far it is, on standard error: a bar on a terminal, elsewhere a line for each state.

@@ -1,12 +1,13 @@
 //! Placements of VMs that are to be started, and reservations.
 
 use crate::{
-    client::{Client, ClientError},
+    failure::Failure,
     name, print,
     table::{Table, plain, plain_lines},
 };
 use std::io::{self, Write};
-use vnuma_api::{PLACEMENTS, PlaceRequest, Placed, Reserved};
+use vnuma_api::{PlaceRequest, Placed, Reserved, operation as op};
+use vnuma_client::Client;
 use vnuma_placement::{BASE_PAGE_BYTES, Locality, print::Format, shown_bytes};
 
 /// What a VM is to have, and how its placement is printed.
@@ -52,7 +53,7 @@ pub fn size(text: &str) -> Result<u64, String> {
 }
 
 /// Asks for a placement, and prints it.
-pub async fn run(client: &Client, arguments: &Arguments, json: bool) -> Result<(), ClientError> {
+pub async fn run(client: &Client, arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let request = PlaceRequest {
         name: arguments.vm.clone(),
         vcpus: arguments.vcpus,
@@ -62,13 +63,12 @@ pub async fn run(client: &Client, arguments: &Arguments, json: bool) -> Result<(
         locality: if arguments.allow_remote { Locality::Preferred } else { Locality::Required },
         lifetime_ms: arguments.lifetime.saturating_mul(1000),
     };
-    let body = serde_json::to_string(&request).map_err(|error| ClientError::Output(error.into()))?;
-    let placed: Placed = client.post(PLACEMENTS, body).await?;
+    let placed = client.ask::<op::Place>((), &request).await?;
     if json {
         return print(true, &placed, |_| String::new());
     }
     // Standard output is for QEMU, libvirt or a program.
-    io::stderr().write_all(told(&placed, arguments.explain).as_bytes()).map_err(ClientError::Output)?;
+    io::stderr().write_all(told(&placed, arguments.explain).as_bytes()).map_err(Failure::Output)?;
     print(false, &placed, |placed| text(placed, arguments.format))
 }
 

@@ -1,8 +1,6 @@
 //! Records what the policies are given, a line of JSON for each period.
 
-use crate::client::{Client, ClientError};
-use http_body_util::BodyExt;
-use hyper::Method;
+use crate::failure::Failure;
 use std::{
     fs::{File, OpenOptions},
     io::{BufWriter, Write},
@@ -10,6 +8,7 @@ use std::{
     time::Duration,
 };
 use vnuma_api::{OBSERVATIONS, Observation};
+use vnuma_client::{Client, Error};
 
 /// First line of a recording.
 pub const HEADER: &str = "{\"vnuma_recording\":1}";
@@ -20,53 +19,39 @@ pub const LINE_LIMIT: usize = 256 << 20;
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Records until it is interrupted, or for so many periods.
-pub async fn run(client: &Client, path: &Path, periods: Option<u64>) -> Result<(), ClientError> {
-    let mut body = client.open(Method::GET, OBSERVATIONS, String::new()).await?.into_body();
+pub async fn run(client: &Client, path: &Path, periods: Option<u64>) -> Result<(), Failure> {
+    let mut lines = client.record().await?;
     let mut out = create(path)?;
-    let mut pending = Vec::new();
     let mut count = 0;
     let wanted = periods.unwrap_or(u64::MAX);
     let (hint, mut hinted) = (tokio::time::sleep(PATIENCE), false);
     tokio::pin!(hint);
     while count < wanted {
-        let frame = tokio::select! {
-            frame = body.frame() => frame,
+        let line = tokio::select! {
+            line = lines.line() => line?,
             () = &mut hint, if count == 0 && !hinted => {
                 eprintln!("vnumactl: no period yet: does any VM have a policy other than off? `observe` is enough");
                 hinted = true;
                 continue;
             }
             interrupted = tokio::signal::ctrl_c() => {
-                interrupted.map_err(ClientError::Output)?;
+                interrupted.map_err(Failure::Output)?;
                 break;
             }
         };
-        let Some(frame) = frame else { return Err(ClientError::WatchEnded) };
-        let frame = frame.map_err(|source| ClientError::Broken { path: OBSERVATIONS.to_owned(), source })?;
-        pending.extend_from_slice(frame.data_ref().map_or(&[][..], |data| &data[..]));
-        while let Some(end) = pending.iter().position(|&byte| byte == b'\n').filter(|_| count < wanted) {
-            let line: Vec<u8> = pending.drain(..=end).collect();
-            write(&mut out, &line, path)?;
-            count += 1;
-        }
-        if pending.len() > LINE_LIMIT {
-            return Err(unexpected("an endless line".to_owned()));
-        }
+        write(&mut out, &line, path)?;
+        count += 1;
     }
     println!("{}: {count} periods", path.display());
     Ok(())
 }
 
-fn unexpected(reason: String) -> ClientError {
-    ClientError::Unexpected { path: OBSERVATIONS.to_owned(), status: 200, reason }
-}
-
-fn file_error(path: &Path) -> impl Fn(std::io::Error) -> ClientError {
-    move |source| ClientError::File { path: path.to_owned(), source }
+fn file_error(path: &Path) -> impl Fn(std::io::Error) -> Failure {
+    move |source| Failure::File { path: path.to_owned(), source }
 }
 
 /// A file that is there already may be a recording that somebody wants to keep.
-fn create(path: &Path) -> Result<BufWriter<File>, ClientError> {
+fn create(path: &Path) -> Result<BufWriter<File>, Failure> {
     let file = OpenOptions::new().write(true).create_new(true).open(path).map_err(file_error(path))?;
     let mut out = BufWriter::new(file);
     writeln!(out, "{HEADER}").and_then(|()| out.flush()).map_err(file_error(path))?;
@@ -74,7 +59,11 @@ fn create(path: &Path) -> Result<BufWriter<File>, ClientError> {
 }
 
 /// Only what can be replayed is written, and each period as soon as it is there.
-fn write(out: &mut BufWriter<File>, line: &[u8], path: &Path) -> Result<(), ClientError> {
-    serde_json::from_slice::<Observation>(line).map_err(|error| unexpected(error.to_string()))?;
+fn write(out: &mut BufWriter<File>, line: &[u8], path: &Path) -> Result<(), Failure> {
+    serde_json::from_slice::<Observation>(line).map_err(|error| Error::Unexpected {
+        path: OBSERVATIONS.to_owned(),
+        status: 200,
+        reason: error.to_string(),
+    })?;
     out.write_all(line).and_then(|()| out.flush()).map_err(file_error(path))
 }

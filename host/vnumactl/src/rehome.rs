@@ -1,7 +1,7 @@
 //! Guest nodes that get another home: asks for it, shows how far it is, and waits for its end.
 
 use crate::{
-    client::{Client, ClientError},
+    failure::Failure,
     table::{Table, or_dash, plain, size},
 };
 use clap::Args;
@@ -9,7 +9,8 @@ use std::{
     io::{self, IsTerminal, Write},
     time::Duration,
 };
-use vnuma_api::{GuestNodeHome, Rehome, RehomeRequest, RehomeState, vm_path};
+use vnuma_api::{GuestNodeHome, Rehome, RehomeRequest, RehomeState, operation as op};
+use vnuma_client::Client;
 
 /// Between two looks at how far it is.
 const LOOK: Duration = Duration::from_millis(300);
@@ -41,20 +42,19 @@ pub struct Arguments {
     stop: bool,
 }
 
-pub async fn run(client: &Client, arguments: &Arguments, json: bool) -> Result<(), ClientError> {
-    let path = vm_path(&arguments.vm, Some("rehome"));
+pub async fn run(client: &Client, arguments: &Arguments, json: bool) -> Result<(), Failure> {
+    let vm = arguments.vm.as_str();
     if arguments.stop {
-        let stopped: Rehome = client.post(&format!("{path}/stop"), String::new()).await?;
+        let stopped = client.ask::<op::StopRehome>(vm, &()).await?;
         return crate::print(json, &stopped, text);
     }
     let (Some(guest_node), Some(node)) = (arguments.guest_node, arguments.node) else {
-        let shown: Rehome = client.get(&path).await?;
+        let shown = client.ask::<op::ShowRehome>(vm, &()).await?;
         return crate::print(json, &shown, text);
     };
     let Arguments { dry_run, move_pinned, .. } = *arguments;
-    let body = serde_json::to_string(&RehomeRequest { guest_node, node, dry_run, move_pinned });
-    let body = body.map_err(|error| ClientError::Output(error.into()))?;
-    let mut shown: Rehome = client.post(&path, body).await?;
+    let input = RehomeRequest { guest_node, node, dry_run, move_pinned };
+    let mut shown = client.ask::<op::Rehome>(vm, &input).await?;
     let its = |shown: &Rehome| {
         shown.rehome.as_ref().is_some_and(|known| (known.guest_node, known.node) == (guest_node, node))
     };
@@ -62,7 +62,7 @@ pub async fn run(client: &Client, arguments: &Arguments, json: bool) -> Result<(
     while !arguments.no_wait && its(&shown) && shown.rehome.as_ref().is_some_and(RehomeState::is_active) {
         shown.rehome.iter().for_each(|state| bar.draw(state));
         tokio::time::sleep(LOOK).await;
-        shown = client.get(&path).await?;
+        shown = client.ask::<op::ShowRehome>(vm, &()).await?;
     }
     bar.clear();
     crate::print(json, &shown, text)?;
@@ -70,7 +70,7 @@ pub async fn run(client: &Client, arguments: &Arguments, json: bool) -> Result<(
     match state.map(|state| state.state.as_str()) {
         Some("done" | "planned") => Ok(()),
         Some(_) if arguments.no_wait => Ok(()),
-        _ => Err(ClientError::Rehome { vm: plain(&arguments.vm), guest_node, node }),
+        _ => Err(Failure::Rehome { vm: plain(&arguments.vm), guest_node, node }),
     }
 }
 

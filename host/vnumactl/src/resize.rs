@@ -1,13 +1,14 @@
 //! Guest nodes that grow and shrink: asks for a size, shows how far it is, and waits for the end.
 
 use crate::{
-    client::{Client, ClientError},
+    failure::Failure,
     place::size as parse_size,
     table::{Table, or_dash, plain, size},
 };
 use clap::Args;
 use std::time::Duration;
-use vnuma_api::{AutoSize, GuestNodeSize, Pluggable, ResizeRequest, ResizeState, Sizes, vm_path};
+use vnuma_api::{AutoSize, GuestNodeSize, Pluggable, ResizeRequest, ResizeState, Sizes, operation as op};
+use vnuma_client::Client;
 
 /// Between two looks at how far it is.
 const LOOK: Duration = Duration::from_millis(300);
@@ -44,20 +45,19 @@ fn bounds(text: &str) -> Result<AutoSize, String> {
     Ok(AutoSize { least_bytes: parse_size(least)?, most_bytes })
 }
 
-pub async fn run(client: &Client, arguments: &Arguments, json: bool) -> Result<(), ClientError> {
-    let path = vm_path(&arguments.vm, Some("resize"));
+pub async fn run(client: &Client, arguments: &Arguments, json: bool) -> Result<(), Failure> {
+    let vm = arguments.vm.as_str();
     if arguments.stop {
-        let stopped: Sizes = client.post(&format!("{path}/stop"), String::new()).await?;
+        let stopped = client.ask::<op::StopResize>(vm, &()).await?;
         return crate::print(json, &stopped, text);
     }
     let Arguments { guest_node, size: size_bytes, auto, dry_run, .. } = *arguments;
     let Some(guest_node) = guest_node.filter(|_| size_bytes.is_some() || auto.is_some()) else {
-        let shown: Sizes = client.get(&path).await?;
+        let shown = client.ask::<op::ShowSizes>(vm, &()).await?;
         return crate::print(json, &shown, text);
     };
-    let body = serde_json::to_string(&ResizeRequest { guest_node, size_bytes, auto, dry_run });
-    let body = body.map_err(|error| ClientError::Output(error.into()))?;
-    let mut shown: Sizes = client.post(&path, body).await?;
+    let input = ResizeRequest { guest_node, size_bytes, auto, dry_run };
+    let mut shown = client.ask::<op::Resize>(vm, &input).await?;
     if size_bytes.is_none() {
         return crate::print(json, &shown, text);
     }
@@ -67,13 +67,13 @@ pub async fn run(client: &Client, arguments: &Arguments, json: bool) -> Result<(
     };
     while !arguments.no_wait && state(&shown).is_some_and(|state| state.is_active()) {
         tokio::time::sleep(LOOK).await;
-        shown = client.get(&path).await?;
+        shown = client.ask::<op::ShowSizes>(vm, &()).await?;
     }
     crate::print(json, &shown, text)?;
     match state(&shown).as_ref().map(|state| state.state.as_str()) {
         Some("done" | "planned") => Ok(()),
         Some(_) if arguments.no_wait => Ok(()),
-        _ => Err(ClientError::Resize { vm: plain(&arguments.vm), guest_node }),
+        _ => Err(Failure::Resize { vm: plain(&arguments.vm), guest_node }),
     }
 }
 

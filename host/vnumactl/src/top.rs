@@ -1,7 +1,7 @@
 //! vCPUs and their policies, again and again.
 
 use crate::{
-    client::{Client, ClientError},
+    failure::Failure,
     policy::{percent, quality},
     table::{Table, or_dash, plain, size as size_of_memory},
 };
@@ -16,7 +16,8 @@ use std::{
     io::{self, IsTerminal, Write},
     time::Duration,
 };
-use vnuma_api::{Daemon, POLICIES, Scheduling, VcpuScheduling};
+use vnuma_api::{Daemon, Scheduling, VcpuScheduling, operation as op};
+use vnuma_client::Client;
 
 const HEADINGS: [&str; 12] = [
     "VM",
@@ -40,36 +41,34 @@ const LARGEST: u16 = 1000;
 const LEAST_PAUSE: Duration = Duration::from_millis(250);
 
 /// Shows all vCPUs until it is interrupted; once, if that is wanted or nobody looks.
-pub async fn run(client: &Client, json: bool, once: bool) -> Result<(), ClientError> {
+pub async fn run(client: &Client, json: bool, once: bool) -> Result<(), Failure> {
     let mut out = io::stdout();
     if once || json || !out.is_terminal() {
-        let vms: Vec<Scheduling> = client.get(POLICIES).await?;
+        let vms = client.ask::<op::Policies>((), &()).await?;
         let text = match json {
-            true => {
-                serde_json::to_string_pretty(&vms).map_err(|error| ClientError::Output(error.into()))? + "\n"
-            }
+            true => serde_json::to_string_pretty(&vms).map_err(|error| Failure::Output(error.into()))? + "\n",
             false => text(&vms),
         };
-        return out.write_all(text.as_bytes()).map_err(ClientError::Output);
+        return out.write_all(text.as_bytes()).map_err(Failure::Output);
     }
-    let screen = Screen::enter().map_err(ClientError::Output)?;
+    let screen = Screen::enter().map_err(Failure::Output)?;
     let shown = tokio::select! {
         shown = show(client) => shown,
         // Whatever ends it, the terminal is as before.
-        interrupted = tokio::signal::ctrl_c() => interrupted.map_err(ClientError::Output),
+        interrupted = tokio::signal::ctrl_c() => interrupted.map_err(Failure::Output),
     };
     drop(screen);
     shown
 }
 
-async fn show(client: &Client) -> Result<(), ClientError> {
+async fn show(client: &Client) -> Result<(), Failure> {
     loop {
-        let daemon: Daemon = client.get(vnuma_api::DAEMON).await?;
-        let vms: Vec<Scheduling> = client.get(POLICIES).await?;
+        let daemon = client.ask::<op::Daemon>((), &()).await?;
+        let vms = client.ask::<op::Policies>((), &()).await?;
         let (columns, lines) = size();
         let picture = picture(&daemon, &vms, Rect::new(0, 0, columns, lines));
         let mut out = io::stdout().lock();
-        out.write_all(picture.as_bytes()).and_then(|()| out.flush()).map_err(ClientError::Output)?;
+        out.write_all(picture.as_bytes()).and_then(|()| out.flush()).map_err(Failure::Output)?;
         drop(out);
         tokio::time::sleep(Duration::from_millis(daemon.policy_period_ms).max(LEAST_PAUSE)).await;
     }

@@ -1,55 +1,32 @@
 //! Events as they come.
 
-use crate::{
-    client::{Client, ClientError},
-    table::plain,
-};
-use http_body_util::BodyExt;
-use hyper::Method;
+use crate::{failure::Failure, table::plain};
 use std::io::{self, Write};
 use vnuma_api::{Event, EventKind, WATCH};
-
-/// A longer line is no event.
-const LINE_LIMIT: usize = 1 << 16;
+use vnuma_client::{Client, Error};
 
 /// Prints events of these kinds, or all if none is named, until vnumad ends or this process is interrupted.
-pub async fn run(client: &Client, kinds: &[EventKind], json: bool) -> Result<(), ClientError> {
-    let names: Vec<&str> = kinds.iter().map(|kind| kind.name()).collect();
-    let path = match &names[..] {
-        [] => WATCH.to_owned(),
-        names => format!("{WATCH}?events={}", names.join(",")),
-    };
-    let mut body = client.open(Method::GET, &path, String::new()).await?.into_body();
-    let mut pending = Vec::new();
-    while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|source| ClientError::Broken { path: WATCH.to_owned(), source })?;
-        pending.extend_from_slice(frame.data_ref().map_or(&[][..], |data| &data[..]));
-        while let Some(end) = pending.iter().position(|&byte| byte == b'\n') {
-            let line: Vec<u8> = pending.drain(..=end).collect();
-            print(&line, json)?;
-        }
-        if pending.len() > LINE_LIMIT {
-            return Err(unexpected("an endless line".to_owned()));
-        }
+pub async fn run(client: &Client, kinds: &[EventKind], json: bool) -> Result<(), Failure> {
+    let mut lines = client.watch(kinds).await?;
+    loop {
+        print(&lines.line().await?, json)?;
     }
-    Err(ClientError::WatchEnded)
 }
 
-fn unexpected(reason: String) -> ClientError {
-    ClientError::Unexpected { path: WATCH.to_owned(), status: 200, reason }
-}
-
-fn print(line: &[u8], json: bool) -> Result<(), ClientError> {
+fn print(line: &[u8], json: bool) -> Result<(), Failure> {
     let text = self::line(line, json)?;
     let mut out = io::stdout().lock();
     // A line at a time, so that a reader of a pipe has it at once.
-    writeln!(out, "{text}").and_then(|()| out.flush()).map_err(ClientError::Output)
+    writeln!(out, "{text}").and_then(|()| out.flush()).map_err(Failure::Output)
 }
 
 /// What is printed for a line of vnumad.
-pub fn line(line: &[u8], json: bool) -> Result<String, ClientError> {
-    let value: serde_json::Value =
-        serde_json::from_slice(line).map_err(|error| unexpected(error.to_string()))?;
+pub fn line(line: &[u8], json: bool) -> Result<String, Failure> {
+    let value: serde_json::Value = serde_json::from_slice(line).map_err(|error| Error::Unexpected {
+        path: WATCH.to_owned(),
+        status: 200,
+        reason: error.to_string(),
+    })?;
     Ok(match serde_json::from_value(value.clone()) {
         _ if json => value.to_string(),
         Ok(event) => text(&event),

@@ -11,15 +11,16 @@ mod facts;
 mod plan;
 
 use crate::{
-    client::{Client, ClientError},
     doctor::{self, Check},
+    failure::Failure,
     table::plain,
 };
 use action::Action;
 use facts::Facts;
 use serde::Serialize;
 use std::{io, path::Path, process::Command};
-use vnuma_api::{DAEMON, Daemon, HARDWARE, HostTopology};
+use vnuma_api::operation as op;
+use vnuma_client::Client;
 
 /// Size of the huge pages that are reserved.
 const HUGE_PAGE_KIB: u64 = 2048;
@@ -81,9 +82,9 @@ struct Report {
 }
 
 /// The command.
-pub async fn run(client: &Client, arguments: &Arguments, json: bool) -> Result<(), ClientError> {
+pub async fn run(client: &Client, arguments: &Arguments, json: bool) -> Result<(), Failure> {
     if arguments.apply && !nix::unistd::geteuid().is_root() {
-        return Err(ClientError::SetupRights);
+        return Err(Failure::SetupRights);
     }
     let wishes = Wishes { huge_pages: arguments.huge_pages, no_numa_balancing: arguments.no_numa_balancing };
     let root = Path::new("/");
@@ -108,7 +109,7 @@ pub async fn run(client: &Client, arguments: &Arguments, json: bool) -> Result<(
     crate::print(json, &report, text)?;
     match failed {
         0 => Ok(()),
-        failed => Err(ClientError::SetupFailed(failed)),
+        failed => Err(Failure::SetupFailed(failed)),
     }
 }
 
@@ -119,8 +120,8 @@ fn applied(check: &'static str, action: &Action, root: &Path) -> Step {
 
 /// What doctor finds of the host; nothing while vnumad does not run.
 async fn of_vnumad(client: &Client) -> Vec<Check> {
-    let Ok(daemon) = client.get::<Daemon>(DAEMON).await else { return Vec::new() };
-    let Ok(host) = client.get::<HostTopology>(HARDWARE).await else { return Vec::new() };
+    let Ok(daemon) = client.ask::<op::Daemon>((), &()).await else { return Vec::new() };
+    let Ok(host) = client.ask::<op::Hardware>((), &()).await else { return Vec::new() };
     doctor::examine(&daemon, &host, &[])
 }
 
