@@ -61,7 +61,7 @@ fn the_manual_lists_what_is_described() {
 fn nothing_is_served_without_a_description() {
     let source = include_str!("../src/server/api.rs");
     assert!(
-        source.contains(".routes(routes!(") && !source.contains(".route("),
+        source.contains(".routes(serve::<") && !source.contains(".route("),
         "a route without a description"
     );
 }

@@ -231,6 +231,31 @@ pub enum Answer {
     Migration(Box<api::Migration>),
 }
 
+macro_rules! answers {
+    ($($kind:ident: $shown:ty,)+) => {
+        $(impl TryFrom<Answer> for $shown {
+            type Error = Answer;
+
+            fn try_from(answer: Answer) -> Result<Self, Answer> {
+                match answer {
+                    Answer::$kind(shown) => Ok(*shown),
+                    other => Err(other),
+                }
+            }
+        })+
+    };
+}
+
+answers! {
+    Vm: api::Vm,
+    Replugged: api::Replugged,
+    Scheduling: api::Scheduling,
+    Memory: api::VmMemory,
+    Rehome: api::Rehome,
+    Sizes: api::Sizes,
+    Migration: api::Migration,
+}
+
 /// A mask to be set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MaskOrder {

@@ -9,6 +9,7 @@ mod metrics;
 mod openapi;
 mod placements;
 mod rights;
+mod serve;
 mod socket;
 mod streams;
 

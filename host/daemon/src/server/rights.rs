@@ -1,11 +1,13 @@
 //! Who may act. Everybody who can connect may read. The peer's credentials come from the kernel.
 
+use crate::core::Refusal;
 use nix::libc;
 use std::{
     io,
     os::fd::{AsFd, AsRawFd, BorrowedFd},
 };
 use tokio::net::UnixStream;
+use vnuma_api::operation::Right;
 
 /// Most groups of a process, as the kernel has it (NGROUPS_MAX).
 const MAX_GROUPS: usize = 65_536;
@@ -20,6 +22,25 @@ pub(crate) struct Peer {
     pub(crate) may_act: bool,
     /// It may have the memory of a VM sent to another host.
     pub(crate) may_send: bool,
+}
+
+impl Peer {
+    /// Whether it has this right.
+    pub(crate) fn check(&self, right: Right, group: Option<&str>) -> Result<(), Refusal> {
+        let (has, act, group) = match right {
+            Right::Read => return Ok(()),
+            Right::Act(act) => (self.may_act, act, group),
+            // Not the group's.
+            Right::Send(act) => (self.may_send, act, None),
+        };
+        let who = match group {
+            None => "root or the user that vnumad runs as".to_owned(),
+            Some(group) => {
+                format!("root, the user that vnumad runs as, or a member of group `{group}` (api.act_group)")
+            }
+        };
+        if has { Ok(()) } else { Err(Refusal::Forbidden { act, who, uid: self.uid }) }
+    }
 }
 
 /// Who may act: root, the user that vnumad runs as, and a group if one is named.
