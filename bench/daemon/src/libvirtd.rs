@@ -21,6 +21,7 @@ use std::{
     thread,
     time::Duration,
 };
+use vnuma_lab_qmp::Qmp;
 
 /// Procedures of libvirt's protocol (src/remote/remote_protocol.x).
 mod procedure {
@@ -194,41 +195,14 @@ fn attach(call: &mut Call, domains: &Domains) -> anyhow::Result<(usize, String)>
     };
     let (path, alias) = (attribute("<server path='")?, attribute("<alias name='")?);
     with_domain(domains, uuid, |domain| {
-        let mut monitor = Monitor::connect(&domain.monitor)?;
+        let mut monitor = Qmp::connect(&domain.monitor)?;
         let address = json!({"type": "unix", "data": {"path": path}});
         let backend = json!({"type": "socket", "data": {"addr": address, "server": false}});
-        monitor.execute("chardev-add", &json!({"id": "charshmem0", "backend": backend}))?;
-        monitor.execute("device_add", &json!({"driver": "ivshmem-doorbell", "id": alias}))?;
+        monitor.run_with("chardev-add", &json!({"id": "charshmem0", "backend": backend}))?;
+        monitor.run_with("device_add", &json!({"driver": "ivshmem-doorbell", "id": alias}))?;
         domain.plugged += &device;
         Ok((domain.number, alias.to_owned()))
     })
-}
-
-/// The monitor of a VM.
-struct Monitor(BufReader<UnixStream>);
-
-impl Monitor {
-    fn connect(socket: &Path) -> anyhow::Result<Self> {
-        let stream = UnixStream::connect(socket).with_context(|| socket.display().to_string())?;
-        stream.set_read_timeout(Some(HANG))?;
-        let mut monitor = Self(BufReader::new(stream));
-        monitor.line()?;
-        Ok(monitor)
-    }
-
-    fn line(&mut self) -> anyhow::Result<Value> {
-        let mut line = String::new();
-        self.0.read_line(&mut line)?;
-        Ok(serde_json::from_str(&line)?)
-    }
-
-    fn execute(&mut self, command: &str, arguments: &Value) -> anyhow::Result<()> {
-        let request = json!({"execute": command, "arguments": arguments}).to_string() + "\n";
-        self.0.get_mut().write_all(request.as_bytes())?;
-        let answer = self.line()?;
-        ensure!(answer.get("return").is_some(), "{command}: {answer}");
-        Ok(())
-    }
 }
 
 /// The file of a domain that runs.

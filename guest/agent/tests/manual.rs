@@ -1,10 +1,8 @@
 //! docs/vnuma-guest.md against the program: commands, options, keys with their defaults and ranges, and the unit.
 
-#[path = "../../../host/vnumactl/tests/common/errors.rs"]
-mod errors;
-
 use std::{collections::BTreeSet, fs, os::unix::process::CommandExt, path::Path, process::Command};
 use vnuma_guest::{journal::Journal, rules::Rules};
+use vnuma_test_kit::errors;
 
 const MANUAL: &str = include_str!("../../../docs/vnuma-guest.md");
 const UNIT: &str = include_str!("../systemd/vnuma-guest.service");

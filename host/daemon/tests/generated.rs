@@ -3,7 +3,7 @@
 mod common;
 
 use common::{
-    Daemon, HANG_LIMIT,
+    Daemon,
     host::large_host,
     vms::{VcpuThread, describe},
     wait_for,
@@ -19,6 +19,7 @@ use std::{
 };
 use vnuma_abi_topology_channel::{MODE_FAST, ivshmem::PUBLISH_VECTOR};
 use vnuma_channel_model::GuestEnd;
+use vnuma_test_kit::HANG_LIMIT;
 
 const VM: &str = "web";
 

@@ -3,8 +3,8 @@
 mod common;
 
 use common::{
-    Daemon, HANG_LIMIT,
-    http::{Watch, ask, ask_again},
+    Daemon,
+    http::{Watch, ask, ask_again, client},
     vms::{VcpuThread, describe},
     wait_for,
 };
@@ -12,12 +12,12 @@ use nix::{libc, unistd::Group};
 use serde_json::{Value, json};
 use std::{
     fs::{Permissions, set_permissions},
-    io::BufReader,
     os::unix::{fs::MetadataExt, fs::PermissionsExt, net::UnixStream},
     path::Path,
     sync::atomic::{AtomicBool, Ordering},
     thread,
 };
+use vnuma_client::blocking::Connection;
 
 /// Nobody's, on every system.
 const STRANGER: u32 = 65534;
@@ -133,9 +133,8 @@ fn readers_without_pause_keep_no_move_from_being_published() {
     wait_for("the VM", || ask(&daemon.socket, "POST", "/v1/vms/web/attach", "").0 == 200);
     let guest = daemon.guest("web");
     let stop = AtomicBool::new(false);
-    let read = |stream: UnixStream| {
-        stream.set_read_timeout(Some(HANG_LIMIT)).expect("a limit");
-        let (mut connection, mut answers) = (BufReader::new(stream), 0);
+    let read = |mut connection: Connection| {
+        let mut answers = 0;
         while !stop.load(Ordering::Relaxed) {
             for path in ["/v1/vms", "/v1/vms/web"] {
                 let (status, body) = ask_again(&mut connection, path);
@@ -146,14 +145,14 @@ fn readers_without_pause_keep_no_move_from_being_published() {
         answers
     };
     let connect = || {
-        let connections =
-            (0..daemon.config.connections_per_user).map(|_| UnixStream::connect(&daemon.socket));
+        let connections = (0..daemon.config.connections_per_user).map(|_| client(&daemon.socket).connect());
         connections.collect::<Result<Vec<_>, _>>().expect("connected")
     };
-    let streams = as_user(STRANGER, &[], connect);
-    assert_eq!(streams.len(), 64);
+    let connections = as_user(STRANGER, &[], connect);
+    assert_eq!(connections.len(), 64);
     let answers: Vec<u32> = thread::scope(|scope| {
-        let readers: Vec<_> = streams.into_iter().map(|stream| scope.spawn(|| read(stream))).collect();
+        let readers: Vec<_> =
+            connections.into_iter().map(|connection| scope.spawn(|| read(connection))).collect();
         let mut last = guest.read().expect("published").generation;
         // Unwinding would wait for the readers.
         let moves = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Daemon, HANG_LIMIT, http::ask, peer::Peer, wait_for};
+use common::{Daemon, http::ask, peer::Peer, wait_for};
 use nix::{
     sched::{CpuSet, sched_setaffinity},
     sys::signal::Signal,
@@ -17,6 +17,7 @@ use std::{
     path::PathBuf,
     time::{Duration, Instant},
 };
+use vnuma_test_kit::HANG_LIMIT;
 
 #[test]
 #[ignore = "the other process of these tests"]

@@ -1,10 +1,6 @@
 //! vnumactl, vnumad and a real QEMU, whose machine is stopped before its first instruction: its threads are there,
 //! its devices are there, and no guest is needed.
 
-#[path = "../../daemon/tests/common/host.rs"]
-mod host;
-
-use host::{HANG_LIMIT, answers, wait_for, write_host};
 use nix::{
     fcntl::{FcntlArg, OFlag, fcntl},
     libc,
@@ -26,7 +22,9 @@ use tokio::sync::oneshot;
 use vnuma_channel_model::{Topology, read};
 use vnuma_daemon::{BackendFactory, Config};
 use vnuma_hypervisor::QmpBackend;
+use vnuma_lab_qmp::Qmp;
 use vnuma_observe::location::Prefer;
+use vnuma_test_kit::host::{HANG_LIMIT, answers, wait_for, write_host};
 
 struct Qemu(Child);
 
@@ -359,12 +357,9 @@ fn a_qemu_that_cannot_be_asked_is_named_and_observed() {
 
 /// Has a QEMU go on, by a monitor that vnumad does not use.
 fn go_on(monitor: &Path) {
-    use std::io::{BufRead, BufReader, Write};
-    let stream = std::os::unix::net::UnixStream::connect(monitor).expect("connected");
-    stream.set_read_timeout(Some(HANG_LIMIT)).expect("set");
-    (&stream).write_all(b"{\"execute\": \"qmp_capabilities\"} {\"execute\": \"cont\"}\n").expect("written");
-    let mut lines = BufReader::new(&stream).lines().map(|line| line.expect("an answer"));
-    assert!(lines.any(|line| line.contains("\"RESUME\"")));
+    let mut monitor = Qmp::connect(monitor).expect("a monitor");
+    monitor.run("cont").expect("an answer");
+    monitor.await_event("RESUME").expect("it goes on");
 }
 
 #[test]

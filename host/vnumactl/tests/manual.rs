@@ -1,9 +1,5 @@
 //! The errors in docs/vnumactl.md are those that vnumad and vnumactl make.
 
-#[path = "common/errors.rs"]
-mod errors;
-
-use errors::compare;
 use std::process::Command;
 use vnuma_daemon::core::Refusal;
 use vnuma_hypervisor::VmError;
@@ -11,6 +7,7 @@ use vnuma_policy::{
     repatriation::MemoryPolicy,
     world::{RehomeObstacle, ResizeObstacle},
 };
+use vnuma_test_kit::errors::compare;
 use vnumactl::calibrate::{CalibrateError, ENDED};
 use vnumactl::replay::ReplayError;
 

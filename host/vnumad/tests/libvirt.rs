@@ -1,28 +1,21 @@
 //! vnumad with a real libvirt, and on a host without one. Needs root, and for most tests libvirtd, virsh and `qemu-system-x86_64`.
 
-#[path = "../../daemon/tests/common/host.rs"]
-mod host;
-#[path = "../../daemon/tests/common/http.rs"]
-mod http;
 #[path = "../../hypervisor/tests/libvirt/real.rs"]
 mod real;
 
-use host::{HANG_LIMIT, answers, wait_for, write_host};
-use http::ask;
 use real::Libvirt;
 use serde_json::Value;
 use std::{
     collections::BTreeSet,
     fs,
-    io::{BufRead, BufReader, Write},
-    os::unix::{
-        fs::MetadataExt,
-        net::{UnixListener, UnixStream},
-    },
+    os::unix::{fs::MetadataExt, net::UnixListener},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     thread,
 };
+use vnuma_lab_qmp::Qmp;
+use vnuma_test_kit::host::{answers, wait_for, write_host};
+use vnuma_test_kit::http::ask;
 
 /// The name of a channel's memory.
 const MEMORY: &str = "/memfd:vnuma-topology";
@@ -97,12 +90,8 @@ fn channels(pid: u32) -> BTreeSet<u64> {
 
 /// Does a QEMU answer?
 fn answers_at(monitor: &Path) {
-    let mut stream = UnixStream::connect(monitor).expect("a monitor");
-    stream.set_read_timeout(Some(HANG_LIMIT)).expect("a limit");
-    writeln!(stream, "{{\"execute\": \"qmp_capabilities\"}}\n{{\"execute\": \"query-status\"}}")
-        .expect("sent");
-    let mut lines = BufReader::new(stream).lines().map(|line| line.expect("it answers"));
-    assert!(lines.any(|line| line.contains("\"running\":")), "it has hung up");
+    let status = Qmp::connect(monitor).and_then(|mut monitor| monitor.run("query-status"));
+    assert!(status.expect("it answers")["running"].is_boolean());
 }
 
 /// Each has a socket and records of its own, as it must, and the directory for QEMU's sockets in common, as it is by default.

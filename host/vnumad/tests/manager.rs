@@ -1,12 +1,5 @@
 //! What a service manager hears of vnumad: that it serves, that its loop turns, that it stops.
 
-#[path = "../../daemon/tests/common/host.rs"]
-mod host;
-#[path = "../../daemon/tests/common/http.rs"]
-mod http;
-
-use host::{HANG_LIMIT, wait_for, write_host};
-use http::ask;
 use nix::{
     libc,
     sys::{
@@ -22,6 +15,8 @@ use std::{
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
+use vnuma_test_kit::host::{HANG_LIMIT, wait_for, write_host};
+use vnuma_test_kit::http::ask;
 
 /// How long the manager waits for a sign of the loop.
 const WATCHDOG: Duration = Duration::from_millis(600);

@@ -1,13 +1,8 @@
 //! The errors in docs/vnumad.md are those that vnumad makes.
 
-#[path = "../../vnumactl/tests/common/errors.rs"]
-mod errors;
-#[path = "../../daemon/tests/common/host.rs"]
-mod host;
-
-use host::write_host;
 use std::{fs, path::Path, process::Command};
 use vnuma_daemon::SocketError;
+use vnuma_test_kit::{errors, host::write_host};
 
 /// What vnumad says with this configuration, which it refuses.
 fn error(directory: &Path, config: &str) -> String {

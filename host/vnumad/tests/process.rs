@@ -1,12 +1,5 @@
 //! The program itself: its arguments, its socket, its end.
 
-#[path = "../../daemon/tests/common/host.rs"]
-mod host;
-#[path = "../../daemon/tests/common/http.rs"]
-mod http;
-
-use host::{HANG_LIMIT, answers, wait_for, write_host};
-use http::ask;
 use nix::{
     fcntl::{FcntlArg, fcntl},
     libc,
@@ -19,6 +12,8 @@ use std::{
     path::Path,
     process::{Child, Command, Output, Stdio},
 };
+use vnuma_test_kit::host::{answers, wait_for, write_host};
+use vnuma_test_kit::http::ask;
 
 fn vnumad(directory: &Path) -> Command {
     let config = directory.join("vnumad.toml");

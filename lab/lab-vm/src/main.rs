@@ -10,7 +10,6 @@ mod place;
 mod placement;
 mod plan;
 mod qemu;
-mod qmp;
 mod server;
 mod session;
 mod state;

@@ -8,10 +8,10 @@ use anyhow::{Context, Result, ensure};
 use clap::Subcommand;
 use serde_json::{Value, json};
 use vnuma_lab_agent::{MONITOR_PORT, find_port};
+use vnuma_lab_qmp::Qmp;
 
 use crate::host::parse_list;
 use crate::plan::Memory;
-use crate::qmp::Qmp;
 
 const CPUS: &str = "/sys/devices/system/cpu";
 const NODES: &str = "/sys/devices/system/node";

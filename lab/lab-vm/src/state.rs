@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use vnuma_lab_agent::client::ClientError;
+use vnuma_lab_qmp::Qmp;
 
 use crate::place::vms;
 use crate::plan::check_name;
-use crate::qmp::Qmp;
 
 /// How long QEMU's end may come after that of a connection to the guest.
 const DEATH_LIMIT: Duration = Duration::from_secs(3);

@@ -26,6 +26,7 @@ use nix::fcntl::{Flock, FlockArg};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use vnuma_lab_qmp::Qmp;
 
 use serde_json::json;
 
@@ -36,7 +37,6 @@ use crate::place;
 use crate::placement::{self, Placement};
 use crate::plan::{Plan, Request, check_name, plan};
 use crate::qemu::{self, Files};
-use crate::qmp::Qmp;
 use crate::session;
 use crate::state::{
     alive, all, directory, existing, kvm_internal_error, pid, read_number, running_cid, tail,

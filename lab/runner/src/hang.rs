@@ -1,18 +1,16 @@
 //! What a server that hangs can be asked before it is stopped.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{self, BufRead, BufReader, Read, Write};
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
 use vnuma_lab_agent::protocol::Exec;
+use vnuma_lab_qmp::Qmp;
 
 /// How long the server's kernel has for its part.
 pub(crate) const KERNEL_LIMIT: Duration = Duration::from_secs(30);
-/// How long QEMU has for an answer, and the most bytes of one.
+/// How long QEMU has for an answer.
 const MONITOR_LIMIT: Duration = Duration::from_secs(5);
-const MOST_BYTES: u64 = 1 << 20;
 
 /// Processes that wait for the kernel, where CPUs are, and what the kernel has said of either. Interrupts and the clock are read twice:
 /// a CPU without a timer does not count on.
@@ -82,20 +80,12 @@ fn waiting(cpus: &str) -> BTreeMap<usize, Waits> {
 
 /// Where QEMU says that the CPUs are.
 pub(crate) fn cpus(monitor: &Path) -> String {
-    let look = || -> io::Result<String> {
-        let stream = UnixStream::connect(monitor)?;
-        stream.set_read_timeout(Some(MONITOR_LIMIT))?;
-        stream.set_write_timeout(Some(MONITOR_LIMIT))?;
-        let mut reader = BufReader::new(stream.try_clone()?.take(MOST_BYTES));
-        let mut ask = |command: &str| -> io::Result<serde_json::Value> {
-            (&stream).write_all(command.as_bytes())?;
-            answer(&mut reader)
-        };
-        ask(r#"{"execute":"qmp_capabilities"}"#)?;
-        let mut show = |what: &str, cpu: usize| -> io::Result<String> {
+    let look = || -> anyhow::Result<String> {
+        let mut monitor = Qmp::connect_within(monitor, MONITOR_LIMIT)?;
+        let mut show = |what: &str, cpu: usize| -> anyhow::Result<String> {
             let arguments = serde_json::json!({ "command-line": what, "cpu-index": cpu });
-            let command = serde_json::json!({ "execute": "human-monitor-command", "arguments": arguments });
-            Ok(ask(&command.to_string())?["return"].as_str().unwrap_or_default().to_owned())
+            let shown = monitor.run_with("human-monitor-command", &arguments)?;
+            Ok(shown.as_str().unwrap_or_default().to_owned())
         };
         let registers = show("info registers -a", 0)?;
         let mut text = shown(&registers);
@@ -104,21 +94,7 @@ pub(crate) fn cpus(monitor: &Path) -> String {
         }
         Ok(text)
     };
-    look().unwrap_or_else(|error| format!("  {}: {error}\n", monitor.display()))
-}
-
-/// The next line that is neither the greeting nor an event.
-fn answer(reader: &mut impl BufRead) -> io::Result<serde_json::Value> {
-    loop {
-        let mut line = String::new();
-        if reader.read_line(&mut line)? == 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        let value: serde_json::Value = serde_json::from_str(&line)?;
-        if value.get("return").is_some() || value.get("error").is_some() {
-            return Ok(value);
-        }
-    }
+    look().unwrap_or_else(|error| format!("  {error:#}\n"))
 }
 
 /// A line per CPU of QEMU's pages of registers: where it is, whether it takes interrupts, whether it is halted.

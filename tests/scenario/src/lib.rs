@@ -10,7 +10,6 @@ use std::time::Duration;
 pub const HANG_LIMIT: Duration = Duration::from_secs(120);
 
 mod devices;
-mod monitor;
 mod nodes;
 mod place;
 mod process;
@@ -18,9 +17,10 @@ mod replug;
 mod vm;
 
 pub use devices::{HostDevice, PCI_DEVICES, device_of_class, host_devices, pass_through};
-pub use monitor::Monitor;
 pub use nodes::{Nodes, home_nodes};
 pub use place::{DIRECTORY, vnumactl_command};
 pub use process::{Process, output, vnumactl, vnumad, vnumad_logging_to, wait_for};
 pub use replug::{bring_online, replug_when_noticed, vcpu_thread};
 pub use vm::{Vm, tsc_offset, vcpu_threads};
+/// A QEMU monitor that vnumad does not use, [`Vm::monitor`].
+pub use vnuma_lab_qmp::Qmp as Monitor;

@@ -3,12 +3,10 @@
 // Each test binary uses a part of it.
 #![allow(dead_code)]
 
-pub mod host;
-pub mod http;
 pub mod peer;
 pub mod vms;
 
-pub use host::{HANG_LIMIT, wait_for, write_host};
+pub use vnuma_test_kit::{host, http, wait_for};
 
 use std::{
     path::{Path, PathBuf},
@@ -60,7 +58,7 @@ impl Daemon {
         let online = online.parse::<vnuma_model::CpuSet>().expect("a list of CPUs").len();
         assert!(online >= 2, "these tests need two CPUs, one for each node");
         let directory = tempfile::tempdir().expect("a directory");
-        write_host(directory.path());
+        host::write_host(directory.path());
         let backend = MemoryBackend::new().expect("made");
         let socket = directory.path().join("api.sock");
         let mut config = Config {

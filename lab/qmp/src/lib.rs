@@ -1,4 +1,6 @@
-//! A small QMP client, for the monitors of VMs that only lab-vm uses and for that of the server.
+//! The QMP client of the lab, of tests and of benchmarks. vnumad has its own, which trusts no QEMU and has other limits.
+
+#![forbid(unsafe_code)]
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -12,7 +14,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde_json::{Value, json};
 
 /// How long QEMU may take for an answer; under emulation seconds happen.
-const LIMIT: Duration = Duration::from_secs(30);
+pub const LIMIT: Duration = Duration::from_secs(30);
 /// Longest line that is read.
 const MOST_BYTES: u64 = 4 << 20;
 
@@ -24,6 +26,7 @@ pub struct Qmp {
     last: u64,
     /// Events that came.
     events: Vec<Value>,
+    limit: Duration,
 }
 
 /// A vCPU and its thread.
@@ -36,10 +39,24 @@ pub struct VcpuThread {
 
 impl Qmp {
     /// Connects to the socket.
+    ///
+    /// # Errors
+    ///
+    /// Nobody listens there, or it is no monitor.
     pub fn connect(path: &Path) -> Result<Self> {
+        Self::connect_within(path, LIMIT)
+    }
+
+    /// The same of a QEMU that may take so long for each answer.
+    ///
+    /// # Errors
+    ///
+    /// Nobody listens there, or it is no monitor.
+    pub fn connect_within(path: &Path, limit: Duration) -> Result<Self> {
         let open = || -> Result<Self> {
             let stream = UnixStream::connect(path)?;
-            let mut qmp = Self::new(File::from(OwnedFd::from(stream)))?;
+            stream.set_write_timeout(Some(limit))?;
+            let mut qmp = Self::new(File::from(OwnedFd::from(stream)), limit)?;
             let greeting = qmp.read()?;
             if greeting.get("QMP").is_none() {
                 bail!("unexpected greeting {greeting}");
@@ -51,6 +68,10 @@ impl Qmp {
     }
 
     /// Opens a port that stays connected to a monitor, whoever opens it. Only one at a time can; others wait.
+    ///
+    /// # Errors
+    ///
+    /// It is in use for too long, or leads to no monitor.
     pub fn open_port(path: &Path) -> Result<Self> {
         let started = Instant::now();
         let port = loop {
@@ -62,7 +83,7 @@ impl Qmp {
                 result => break result.with_context(|| path.display().to_string())?,
             }
         };
-        let mut qmp = Self::new(port)?;
+        let mut qmp = Self::new(port, LIMIT)?;
         // Refused by a monitor that somebody negotiated with before.
         let _ = qmp.run("qmp_capabilities");
         qmp.run("query-status").with_context(|| path.display().to_string())?;
@@ -70,25 +91,43 @@ impl Qmp {
         Ok(qmp)
     }
 
-    fn new(file: File) -> Result<Self> {
+    fn new(file: File, limit: Duration) -> Result<Self> {
         // Answers to what an earlier client of a port asked have other numbers.
         let last = u64::from(std::process::id()) << 32;
-        Ok(Self { reader: BufReader::new(file.try_clone()?), writer: file, last, events: Vec::new() })
+        Ok(Self { reader: BufReader::new(file.try_clone()?), writer: file, last, events: Vec::new(), limit })
     }
 
     /// Runs a command that takes no arguments.
+    ///
+    /// # Errors
+    ///
+    /// QEMU refuses it or does not answer in time.
     pub fn run(&mut self, command: &str) -> Result<Value> {
-        self.run_with(command, &json!({}))
+        self.execute(&json!({ "execute": command }))
     }
 
     /// Runs a command with arguments.
+    ///
+    /// # Errors
+    ///
+    /// QEMU refuses it or does not answer in time.
     pub fn run_with(&mut self, command: &str, arguments: &Value) -> Result<Value> {
+        self.execute(&json!({ "execute": command, "arguments": arguments }))
+    }
+
+    /// Runs a command as QMP has it, and returns its answer. Events are kept.
+    ///
+    /// # Errors
+    ///
+    /// QEMU refuses it or does not answer in time.
+    pub fn execute(&mut self, command: &Value) -> Result<Value> {
+        let name = || command["execute"].as_str().unwrap_or_default().to_owned();
         self.last += 1;
-        let mut line = json!({ "execute": command, "arguments": arguments, "id": self.last }).to_string();
-        line.push('\n');
-        self.writer.write_all(line.as_bytes()).with_context(|| command.to_owned())?;
+        let mut line = command.clone();
+        line["id"] = self.last.into();
+        self.writer.write_all(format!("{line}\n").as_bytes()).with_context(name)?;
         loop {
-            let mut answer = self.read().with_context(|| command.to_owned())?;
+            let mut answer = self.read().with_context(name)?;
             if answer.get("event").is_some() {
                 self.events.push(answer);
             } else if answer.get("id").and_then(Value::as_u64) != Some(self.last) {
@@ -96,15 +135,17 @@ impl Qmp {
             } else if let Some(value) = answer.get_mut("return") {
                 return Ok(value.take());
             } else if let Some(error) = answer.get("error") {
-                bail!(
-                    "{command}: {}",
-                    error.get("desc").and_then(Value::as_str).unwrap_or("no reason given")
-                );
+                let reason = error.get("desc").and_then(Value::as_str).unwrap_or("no reason given");
+                bail!("{}: {reason}", name());
             }
         }
     }
 
     /// Waits for an event, which may have come already.
+    ///
+    /// # Errors
+    ///
+    /// It does not come in time.
     pub fn await_event(&mut self, event: &str) -> Result<()> {
         self.await_event_where(|seen| seen["event"] == event)
             .map(drop)
@@ -112,6 +153,10 @@ impl Qmp {
     }
 
     /// Waits for the first event of a kind, which may have come already.
+    ///
+    /// # Errors
+    ///
+    /// It does not come in time.
     pub fn await_event_where(&mut self, wanted: impl Fn(&Value) -> bool) -> Result<Value> {
         loop {
             if let Some(position) = self.events.iter().position(&wanted) {
@@ -125,6 +170,10 @@ impl Qmp {
     }
 
     /// The vCPUs and their threads.
+    ///
+    /// # Errors
+    ///
+    /// QEMU does not answer, or something else.
     pub fn vcpu_threads(&mut self) -> Result<Vec<VcpuThread>> {
         let answer = self.run("query-cpus-fast")?;
         let thread = |cpu: &Value| {
@@ -140,8 +189,8 @@ impl Qmp {
     fn read(&mut self) -> Result<Value> {
         if self.reader.buffer().is_empty() {
             let mut polled = [PollFd::new(self.writer.as_fd(), PollFlags::POLLIN)];
-            let limit = PollTimeout::try_from(LIMIT)?;
-            ensure!(poll(&mut polled, limit)? > 0, "no answer within {} s", LIMIT.as_secs());
+            let limit = PollTimeout::try_from(self.limit)?;
+            ensure!(poll(&mut polled, limit)? > 0, "no answer within {:?}", self.limit);
         }
         let mut line = String::new();
         let length = (&mut self.reader).take(MOST_BYTES).read_line(&mut line)?;

@@ -1,16 +1,14 @@
 //! A host of two nodes, and waiting: what every test of the daemon needs.
 
-// Each test binary uses a part of it.
-#![allow(dead_code)]
-
+use crate::http::client;
 use std::{
     fs,
-    io::{Read, Write},
-    os::unix::net::UnixStream,
     path::Path,
     thread,
     time::{Duration, Instant},
 };
+use vnuma_api::OPENAPI;
+use vnuma_client::Method;
 
 /// Only a limit for tests that hang.
 pub const HANG_LIMIT: Duration = Duration::from_secs(60);
@@ -43,13 +41,8 @@ pub fn wait_for(what: &str, mut ready: impl FnMut() -> bool) {
 
 /// Whether a daemon answers there: it listens before it has read its host, and answers after that.
 pub fn answers(socket: &Path) -> bool {
-    let Ok(mut stream) = UnixStream::connect(socket) else { return false };
-    stream.set_read_timeout(Some(HANG_LIMIT)).expect("a limit");
-    let request = b"GET /openapi.json HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
-    let mut answer = String::new();
     // One that ends takes its connections along.
-    let read = stream.write_all(request).and_then(|()| stream.read_to_string(&mut answer));
-    read.is_ok() && answer.starts_with("HTTP/1.1 200 ")
+    client(socket).send(Method::GET, OPENAPI, "").is_ok_and(|answer| answer.status == 200)
 }
 
 /// Two nodes with 16 CPUs and 16 GiB each, and a device on each. CPUs 0 and 1 are those of the machine.
