@@ -9,17 +9,15 @@ use crate::{
     rpc::{Call, KEEPALIVE, REMOTE, Values, notify},
     vms::{VCPUS, Vms, name, uuid},
 };
-use anyhow::{Context, bail, ensure};
-use serde_json::{Value, json};
+use anyhow::{Context, bail};
+use serde_json::json;
 use std::{
     collections::BTreeMap,
     fs,
-    io::{BufRead, BufReader, Write},
     os::unix::net::{UnixListener, UnixStream},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError, atomic::Ordering},
     thread,
-    time::Duration,
 };
 use vnuma_lab_qmp::Qmp;
 
@@ -49,7 +47,6 @@ mod procedure {
 const DEVICE_ADDED_EVENT: u32 = 19;
 /// `VIR_DOMAIN_RUNNING`, `VIR_DOMAIN_RUNNING_BOOTED`.
 const RUNNING: [u32; 2] = [1, 1];
-const HANG: Duration = Duration::from_secs(30);
 
 /// It serves until the bench ends.
 pub struct Libvirtd {

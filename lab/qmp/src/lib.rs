@@ -200,3 +200,38 @@ impl Qmp {
         serde_json::from_str(&line).with_context(|| format!("no JSON: {}", line.trim()))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{os::unix::net::UnixListener, thread};
+
+    #[test]
+    fn events_and_late_answers_are_no_answers() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("qmp.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        thread::spawn(move || {
+            let (stream, _) = listener.accept().unwrap();
+            let say = |line: Value| (&stream).write_all(format!("{line}\n").as_bytes()).unwrap();
+            say(json!({"QMP": {}}));
+            for line in BufReader::new(&stream).lines() {
+                let command: Value = serde_json::from_str(&line.unwrap()).unwrap();
+                let id = &command["id"];
+                say(json!({"event": "STOP"}));
+                say(json!({"return": "late", "id": 1}));
+                match command["execute"].as_str() {
+                    Some("nonsense") => say(json!({"error": {"desc": "x"}, "id": id})),
+                    Some("silence") => {}
+                    name => say(json!({"return": name, "id": id})),
+                }
+            }
+        });
+        let mut qmp = Qmp::connect_within(&socket, Duration::from_millis(500)).unwrap();
+        assert_eq!(qmp.run("query-status").unwrap(), "query-status");
+        assert_eq!(qmp.run("nonsense").unwrap_err().to_string(), "nonsense: x");
+        let silent = format!("{:#}", qmp.run("silence").unwrap_err());
+        assert!(silent.contains("no answer within 500ms"), "{silent}");
+        qmp.await_event("STOP").unwrap();
+    }
+}

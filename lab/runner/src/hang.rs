@@ -117,16 +117,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn greetings_and_events_are_no_answers() {
-        let mut lines = BufReader::new(
-            "{\"QMP\":{}}\n{\"event\":\"STOP\"}\n{\"return\":{}}\n{\"error\":{\"desc\":\"x\"}}\n".as_bytes(),
-        );
-        assert!(answer(&mut lines).unwrap().get("return").is_some());
-        assert_eq!(answer(&mut lines).unwrap()["error"]["desc"], "x");
-        assert_eq!(answer(&mut lines).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
-    }
-
-    #[test]
     fn only_the_place_of_a_cpu_is_shown() {
         let text = "\nCPU#0\r\nRAX=0 RBX=0\r\nRIP=ffffffff81 RFL=00000246 HLT=1\r\nES =0000\r\n";
         assert_eq!(shown(text), "  CPU#0\n  RIP=ffffffff81 RFL=00000246 HLT=1\n");
