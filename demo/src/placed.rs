@@ -25,9 +25,13 @@ pub struct Placed {
     /// When.
     pub tsc: u64,
     since: Instant,
-    /// When all vCPUs had a place.
-    done: Option<Instant>,
+    /// When all vCPUs had a place, by both clocks.
+    done: Option<(Instant, u64)>,
 }
+
+/// Why an idle CPU takes a vCPU that waits for one elsewhere, in the policy's words. That may be away from its memory: the policy keeps
+/// CPUs busy first, and the next period places the vCPU again.
+const STOLEN: [&str; 2] = ["a CPU there was idle", "it waited too long for a CPU"];
 
 /// Ends the pinning that the moves have left, and sets the policy.
 pub fn place(vm: &Vm, nodes: &Nodes) -> Result<Placed> {
@@ -47,9 +51,10 @@ impl Placed {
     /// All vCPUs have had their place for a while, or it took too long.
     pub fn seen_enough(&mut self, vm: &Vm) -> Result<bool> {
         if self.done.is_none() && all_placed(&vcpus(vm)?) {
-            self.done = Some(Instant::now());
+            self.done = Some((Instant::now(), tsc()));
         }
-        Ok(self.done.is_some_and(|done| done.elapsed() >= THEN) || self.since.elapsed().as_secs() >= LIMIT_S)
+        Ok(self.done.is_some_and(|(done, _)| done.elapsed() >= THEN)
+            || self.since.elapsed().as_secs() >= LIMIT_S)
     }
 }
 
@@ -61,10 +66,12 @@ fn vcpus(vm: &Vm) -> Result<Vec<Value>> {
     }
 }
 
-/// The policy has made a step for each vCPU, and each was on the node of its memory in the last period.
+/// The policy has made a step for each vCPU, each was on the node of its memory in the last period, and was not stolen since.
 fn all_placed(vcpus: &[Value]) -> bool {
-    let placed =
-        |vcpu: &Value| vcpu["last"]["policy"] == POLICY && vcpu["remote_share"].as_f64() == Some(0.0);
+    let placed = |vcpu: &Value| {
+        let stolen = vcpu["last"]["cause"].as_str().is_some_and(|cause| STOLEN.contains(&cause));
+        vcpu["last"]["policy"] == POLICY && vcpu["remote_share"].as_f64() == Some(0.0) && !stolen
+    };
     !vcpus.is_empty() && vcpus.iter().all(placed)
 }
 
@@ -86,7 +93,8 @@ pub struct BeforeAfter {
     pub seconds: f64,
     /// Share of freshly allocated pages on the node of the vCPU that touched them, before.
     pub local_share_before: f64,
-    /// The same since a vCPU came to another node for the last time after which pages were seen.
+    /// The same since a vCPU came to another node for the last time after which pages were seen. If all vCPUs had a place, only
+    /// until one left it again.
     pub local_share_after: f64,
     /// The same of long-lived pages.
     pub resident_local_share_before: f64,
@@ -96,6 +104,10 @@ pub struct BeforeAfter {
     pub seconds_until_placed: Option<f64>,
     /// Why the policy moved a vCPU, in its own words.
     pub cause: Option<String>,
+    /// All vCPUs had a place at the same time.
+    pub all_placed: bool,
+    /// A vCPU left its place again before the end, so many seconds after the policy was set.
+    pub seconds_until_left: Option<f64>,
 }
 
 impl BeforeAfter {
@@ -110,16 +122,22 @@ impl BeforeAfter {
         let stays = threads.iter().flat_map(|&tid| locations.stays(tid));
         let mut moves: Vec<u64> = stays.map(|stay| stay.since_tsc).filter(|tsc| *tsc >= placed.tsc).collect();
         moves.sort_unstable_by_key(|tsc| std::cmp::Reverse(*tsc));
+        // What an idle CPU took after all had their places is said, and does not count.
+        let done = placed.done.map_or(u64::MAX, |(_, tsc)| tsc);
+        let left = moves.iter().copied().rfind(|tsc| *tsc > done);
+        moves.retain(|tsc| *tsc <= done);
         let moved = moves.first().copied();
+        let until = left.unwrap_or(u64::MAX);
         // On a slow server a vCPU may come to its node so late that nothing is seen after that.
         let is_seen = |since: u64| {
-            let seen = |kind| samples.iter().any(|sample| sample.kind == kind && sample.before_tsc >= since);
+            let in_time = |sample: &Sample| sample.before_tsc >= since && sample.after_tsc < until;
+            let seen = |kind| samples.iter().any(|sample| sample.kind == kind && in_time(sample));
             seen(Kind::Fresh) && seen(Kind::Resident)
         };
         let since = moves.into_iter().find(|tsc| is_seen(*tsc)).unwrap_or(placed.tsc);
         let share = |kind: Kind, after: bool| {
             let in_time = |sample: &&Sample| match after {
-                true => sample.before_tsc >= since,
+                true => sample.before_tsc >= since && sample.after_tsc < until,
                 false => sample.before_tsc < placed.tsc,
             };
             let of: Vec<_> = samples.iter().filter(|sample| sample.kind == kind).filter(in_time).collect();
@@ -136,6 +154,8 @@ impl BeforeAfter {
             resident_local_share_after: share(Kind::Resident, true)?,
             seconds_until_placed: moved.map(|tsc| seconds(tsc) - seconds(placed.tsc)),
             cause: None,
+            all_placed: placed.done.is_some(),
+            seconds_until_left: left.map(|tsc| seconds(tsc) - seconds(placed.tsc)),
         })
     }
 
@@ -170,8 +190,17 @@ impl fmt::Display for BeforeAfter {
         )?;
         let cause = self.cause.as_deref().unwrap_or("-");
         match self.seconds_until_placed {
-            Some(seconds) => writeln!(f, "  (placed within {seconds:.1} s: {cause})"),
-            None => writeln!(f, "  (no vCPU came to another node)"),
+            Some(seconds) if self.all_placed => writeln!(f, "  (placed within {seconds:.1} s: {cause})")?,
+            Some(_) => {
+                writeln!(f, "  (not all at their memory within {LIMIT_S} s; the first cause: {cause})")?
+            }
+            None => writeln!(f, "  (no vCPU came to another node)")?,
+        }
+        match self.seconds_until_left {
+            Some(seconds) => {
+                writeln!(f, "  (after {seconds:.1} s an idle CPU of another node took a vCPU that waited)")
+            }
+            None => Ok(()),
         }
     }
 }
@@ -198,7 +227,12 @@ mod tests {
     }
 
     fn of(samples: &[Sample], locations: &Locations) -> Result<BeforeAfter> {
-        let placed = Placed { tsc: 300, since: Instant::now(), done: None };
+        of_done(samples, locations, None)
+    }
+
+    fn of_done(samples: &[Sample], locations: &Locations, done: Option<u64>) -> Result<BeforeAfter> {
+        let done = done.map(|tsc| (Instant::now(), tsc));
+        let placed = Placed { tsc: 300, since: Instant::now(), done };
         BeforeAfter::of(&placed, &[7], samples, locations, |tsc| tsc as f64 / 100.0)
     }
 
@@ -212,9 +246,27 @@ mod tests {
         assert_eq!((found.resident_local_share_before, found.resident_local_share_after), (0.0, 1.0));
         assert_eq!((found.seconds, found.seconds_until_placed), (3.0, Some(1.0)));
         found.check().unwrap();
-        let text = BeforeAfter { cause: Some("its memory is there".into()), ..found }.to_string();
+        let cause = Some("its memory is there".into());
+        let text = BeforeAfter { cause, all_placed: true, ..found }.to_string();
         assert!(text.contains(" 25.00 %        66.67 %\n"), "{text}");
         assert!(text.contains("placed within 1.0 s: its memory is there"), "{text}");
+    }
+
+    /// An idle CPU takes vCPUs that wait, on a busy server at any time: the policy had placed them all the same.
+    #[test]
+    fn a_vcpu_that_leaves_its_place_again_is_said_and_does_not_count() {
+        let locations = stays(&[(0, 0), (100, 3), (400, 0), (500, 3)]);
+        let samples = fresh(&[(150, 0), (350, 3), (450, 0), (460, 0), (550, 0), (600, 0), (650, 0)]);
+        let found = of_done(&samples, &locations, Some(480)).unwrap();
+        assert_eq!((found.local_share_after, found.resident_local_share_after), (1.0, 1.0));
+        assert_eq!((found.seconds_until_placed, found.seconds_until_left), (Some(1.0), Some(2.0)));
+        let text = found.to_string();
+        assert!(text.contains("placed within 1.0 s") && text.contains("after 2.0 s an idle CPU"), "{text}");
+        // Without a time at which all were at their memory the last move counts, whatever it was for.
+        let found =
+            of_done(&fresh(&[(150, 0), (450, 0), (550, 0)]), &stays(&[(0, 0), (100, 3), (400, 0)]), None);
+        let text = found.unwrap().to_string();
+        assert!(text.contains("not all at their memory") && !text.contains("idle CPU"), "{text}");
     }
 
     #[test]
@@ -227,9 +279,22 @@ mod tests {
 
     #[test]
     fn all_are_placed_once_each_has_a_step_and_is_at_its_memory() {
-        let vcpu = |policy: Option<&str>, remote_share: Option<f64>| json!({ "remote_share": remote_share, "last": policy.map(|policy| json!({ "policy": policy })) });
+        let vcpu = |policy: Option<&str>, remote_share: Option<f64>| {
+            let last = policy.map(|policy| json!({ "policy": policy, "cause": "its memory is there" }));
+            json!({ "remote_share": remote_share, "last": last })
+        };
         let done = || vcpu(Some(POLICY), Some(0.0));
         assert!(all_placed(&[done(), done()]));
+        let causes = include_str!("../../pure/policy/src/scheduling/mod.rs");
+        for cause in STOLEN {
+            assert!(
+                causes.contains(&format!("=> \"{cause}\"")),
+                "the policy has other words for it: {cause}"
+            );
+            let mut stolen = done();
+            stolen["last"]["cause"] = cause.into();
+            assert!(!all_placed(&[done(), stolen]), "it has left since the last period");
+        }
         for other in [vcpu(Some(POLICY), Some(1.0)), vcpu(None, Some(0.0)), vcpu(Some(POLICY), None)] {
             assert!(!all_placed(&[done(), other]));
         }

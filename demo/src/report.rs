@@ -37,24 +37,23 @@ pub struct Report {
     pub series: Series,
 }
 
-/// The attached guest may miss at most one in so many of the stays that the other one misses. Counted are stays of vCPUs on a
-/// node, and whether the guest allocated there at last. The share of local pages depends on how soon a guest gets a CPU,
-/// and so on what else the machine does.
-const MISSED_LESS: f64 = 2.0;
+/// The attached guest may miss at most one in so many of the stays that the other one misses, or one stay, which a busy machine may
+/// end before the guest is told. Counted are stays of vCPUs on a node, and whether the guest allocated there at last. The share of local
+/// pages depends on how soon a guest gets a CPU, and so on what else the machine does.
+const MISSED_LESS: usize = 10;
 
 impl Report {
     /// An error unless the run showed what the demonstration claims.
     ///
     /// On a machine of its own the counters decide whether the guest's program uses enough memory for the policy to act.
     pub fn check_claim(&self, on_this_machine: bool) -> Result<()> {
-        let (dynamic, static_) =
-            (self.dynamic.missed_share("dynamic")?, self.static_.missed_share("static")?);
-        ensure!(static_ > 0.0, "the guest without a channel missed nothing: its vCPUs have not moved");
+        let (dynamic, static_) = (self.dynamic.missed("dynamic")?, self.static_.missed("static")?);
+        ensure!(static_ > 1, "the guest without a channel missed {static_} stays: its vCPUs have not moved");
+        let (stays, of_static) = (self.dynamic.stays, self.static_.stays);
         ensure!(
-            dynamic * MISSED_LESS <= static_,
-            "the attached guest missed {:.0} % of the stays, the other {:.0} %: expected half of that at most",
-            dynamic * 100.0,
-            static_ * 100.0
+            dynamic <= 1 || dynamic * of_static * MISSED_LESS <= static_ * stays,
+            "the attached guest missed {dynamic} of {stays} stays, the other {static_} of {of_static}: \
+             expected one, or a tenth of that share"
         );
         match &self.told {
             Some(told) => told.check()?,
@@ -127,10 +126,10 @@ pub struct VmReport {
 }
 
 impl VmReport {
-    /// Share of the stays that the guest did not follow.
-    fn missed_share(&self, name: &str) -> Result<f64> {
+    /// Stays that the guest did not follow.
+    fn missed(&self, name: &str) -> Result<usize> {
         ensure!(self.stays > 0, "{name}: no stay was long enough to be judged");
-        Ok(self.stays.saturating_sub(self.stays_followed) as f64 / self.stays as f64)
+        Ok(self.stays.saturating_sub(self.stays_followed))
     }
 }
 
@@ -242,10 +241,16 @@ mod tests {
             Report { dynamic: vm(dynamic), static_: vm(static_), placed, told, ..Report::default() }
         };
         assert!(report((20, 20), (8, 20)).check_claim(false).is_ok());
-        assert!(report((14, 20), (8, 20)).check_claim(false).is_ok());
-        for (dynamic, static_) in
-            [((13, 20), (8, 20)), ((20, 20), (20, 20)), ((8, 20), (8, 20)), ((0, 0), (8, 20))]
-        {
+        assert!(report((19, 20), (8, 20)).check_claim(false).is_ok());
+        assert!(report((197, 200), (14, 20)).check_claim(false).is_ok());
+        for (dynamic, static_) in [
+            ((18, 20), (8, 20)),
+            ((193, 200), (14, 20)),
+            ((20, 20), (20, 20)),
+            ((20, 20), (19, 20)),
+            ((8, 20), (8, 20)),
+            ((0, 0), (8, 20)),
+        ] {
             assert!(report(dynamic, static_).check_claim(false).is_err(), "{dynamic:?} {static_:?}");
         }
         let mut without = report((20, 20), (8, 20));
