@@ -49,6 +49,8 @@ pub struct Config {
     pub directory: Option<PathBuf>,
     /// QMP sockets elsewhere.
     pub sockets: Vec<PathBuf>,
+    /// How long QEMU may take for a command.
+    pub command_limit: Duration,
     /// URIs of libvirts whose domains are VMs. None: libvirt is not used.
     pub libvirt_uris: Vec<String>,
     /// Where libvirt's QEMU driver keeps files of domains that run.
@@ -189,6 +191,7 @@ struct MetricsSection {
 struct Vms {
     directory: Option<Spanned<PathBuf>>,
     sockets: Option<Vec<Spanned<PathBuf>>>,
+    command_limit_ms: Option<Spanned<i64>>,
 }
 
 #[derive(Default, Deserialize)]
@@ -498,6 +501,7 @@ impl Default for Config {
             metrics: None,
             directory: Some("/run/vnuma/qmp".into()),
             sockets: Vec::new(),
+            command_limit: Duration::from_secs(1),
             libvirt_uris: Vec::new(),
             libvirt_directories: vec!["/run/libvirt/qemu".into()],
             libvirt_sockets: "/run/vnuma/libvirt".into(),
@@ -559,6 +563,8 @@ impl Config {
             1000..=60_000,
             default.resync_interval,
         )?;
+        let command_limit =
+            millis("vms.command_limit_ms", &file.vms.command_limit_ms, 1000..=60_000, default.command_limit)?;
         let intervals = file.observe.intervals(&source)?;
         let settle = file.publish.settle(&source, default.settle)?;
         let replug_after = source.number("replug.after_s", &file.replug.after_s, 1..=86_400)?;
@@ -586,6 +592,7 @@ impl Config {
             group: file.api.group,
             act_group: file.api.act_group,
             directory: if only_sockets { None } else { directory.or(default.directory) },
+            command_limit,
             sockets: file
                 .vms
                 .sockets

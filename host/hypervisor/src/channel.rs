@@ -13,7 +13,7 @@
 
 use crate::{
     VmError, VmEvent,
-    client::{COMMAND_LIMIT, Client},
+    client::Client,
     commands::{CHANNEL_DRIVER, ChardevAdd, DeviceAddChannel, QomGet},
     message::CHANNEL_ID,
 };
@@ -95,7 +95,7 @@ pub(crate) fn detach(client: &mut Client) -> Result<bool, VmError> {
         Err(VmError::Refused { reason, .. }) if reason.contains("in the process of unplug") => {}
         other => drop(other?),
     }
-    let until = Instant::now() + COMMAND_LIMIT;
+    let until = Instant::now() + client.limits().command;
     let mut others = VecDeque::new();
     let detached = loop {
         match client.event(until)? {

@@ -20,15 +20,34 @@ use std::{
 };
 use vnuma_process::text::{sanitize_reason, sanitize_short};
 
-/// For one command, from its first byte out to the last byte in.
+/// How long QEMU may take for one command, from its first byte out to the last byte in, unless the user says otherwise.
 pub(crate) const COMMAND_LIMIT: Duration = Duration::from_secs(1);
 
-/// For all commands of one task. A QEMU that takes nearly [`COMMAND_LIMIT`] for each of a thousand must not keep the
-/// caller for a quarter of an hour.
-pub(crate) const TASK_LIMIT: Duration = Duration::from_secs(5);
+/// How long QEMU is waited for. All of it follows from what one command may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Limits {
+    /// For one command.
+    pub(crate) command: Duration,
+}
 
-/// Limit for the greeting, so that its absence is shown within a second.
-const GREETING_LIMIT: Duration = Duration::from_millis(800);
+impl Default for Limits {
+    fn default() -> Self {
+        Self { command: COMMAND_LIMIT }
+    }
+}
+
+impl Limits {
+    /// For all commands of one task. A QEMU that takes nearly the limit for each of a thousand must not keep the caller for a quarter of
+    /// an hour.
+    pub(crate) fn task(self) -> Duration {
+        self.command * 5
+    }
+
+    /// For the greeting, so that its absence is shown within the time of a command.
+    fn greeting(self) -> Duration {
+        self.command * 4 / 5
+    }
+}
 
 /// Most events kept. Of more the oldest are dropped.
 const EVENT_LIMIT: usize = 256;
@@ -66,6 +85,7 @@ pub(crate) struct Client {
     events: VecDeque<VmEvent>,
     /// End of a task of several commands.
     budget: Option<Instant>,
+    limits: Limits,
     /// What the present command is given.
     limit: Duration,
     /// The other end is gone, or the start of the next message is lost.
@@ -75,14 +95,14 @@ pub(crate) struct Client {
 impl Client {
     /// Connects. What has to happen before QEMU is spoken to (finding out who it is) happens
     /// between this and [`greet`](Self::greet).
-    pub(crate) fn connect(vm: &str, socket: &Path) -> Result<Self, VmError> {
+    pub(crate) fn connect(vm: &str, socket: &Path, limits: Limits) -> Result<Self, VmError> {
         let failed = |source| VmError::Connect { socket: socket.display().to_string(), source };
         let wire = Wire::connect(socket).map_err(failed)?;
         let vm = vm.to_owned();
         let (stage, events) = (Stage::Silent, VecDeque::new());
-        let limit = COMMAND_LIMIT;
-        let late_refusal = None;
-        Ok(Self { wire, stage, vm, last_id: 0, late_refusal, events, budget: None, limit, closed: false })
+        let limit = limits.command;
+        let (late_refusal, budget) = (None, None);
+        Ok(Self { wire, stage, vm, last_id: 0, late_refusal, events, budget, limits, limit, closed: false })
     }
 
     /// Waits for QEMU's greeting and answers it. Can be called again after a timeout.
@@ -105,10 +125,10 @@ impl Client {
     }
 
     fn await_greeting(&mut self, socket: &str) -> Result<(), VmError> {
-        let line = match self.wire.line(Instant::now() + GREETING_LIMIT) {
+        let line = match self.wire.line(Instant::now() + self.limits.greeting()) {
             Ok(line) => line,
             Err(WireError::Timeout) => {
-                let limit_ms = GREETING_LIMIT.as_millis() as u64;
+                let limit_ms = self.limits.greeting().as_millis() as u64;
                 return Err(VmError::NoGreeting { socket: socket.to_owned(), limit_ms });
             }
             Err(error) => return Err(self.broken("greeting", error)),
@@ -122,6 +142,11 @@ impl Client {
                 Err(self.nonsense("greeting", reason))
             }
         }
+    }
+
+    /// How long QEMU is waited for.
+    pub(crate) fn limits(&self) -> Limits {
+        self.limits
     }
 
     /// The VM's name in messages.
@@ -154,7 +179,7 @@ impl Client {
             return Err(VmError::Disconnected { vm: self.vm.clone() });
         }
         let left = self.budget.map(|budget| budget.saturating_duration_since(Instant::now()));
-        self.limit = left.map_or(COMMAND_LIMIT, |left| left.min(COMMAND_LIMIT));
+        self.limit = left.map_or(self.limits.command, |left| left.min(self.limits.command));
         let until = Instant::now() + self.limit;
         self.last_id += 1;
         let id = self.last_id;

@@ -15,7 +15,7 @@
 use crate::{
     Plugged, VmConnection, VmError,
     check::value,
-    client::{Client, TASK_LIMIT},
+    client::{Client, Limits},
     commands::{AcpiStatus, CpuInfo, DeviceAddCpu, QueryAcpiOspmStatus},
     process::Process,
     vcpus::{CPUS, MAX_VCPUS, apic_id, check_thread, cpus, spare_slot},
@@ -29,7 +29,10 @@ use std::{
 /// For the guest to take a vCPU, or to let go of one.
 const GUEST_LIMIT: Duration = Duration::from_secs(10);
 /// Limit for all commands of a task that needs the guest.
-pub(crate) const HOTPLUG_LIMIT: Duration = GUEST_LIMIT.saturating_add(TASK_LIMIT);
+pub(crate) fn limit(limits: Limits) -> Duration {
+    GUEST_LIMIT + limits.task()
+}
+
 /// Between two checks whether it has.
 const LOOK_PAUSE: Duration = Duration::from_millis(20);
 /// Where devices with an id are.

@@ -2,7 +2,7 @@
 
 use crate::{
     Migrates, ObservedVcpus, Plugged, Sizes, VmBackend, VmConnection, VmError, VmEvent, channel,
-    client::{COMMAND_LIMIT, Client, TASK_LIMIT},
+    client::{Client, Limits},
     commands::QueryStatus,
     describe,
     directories::DirectoryWatch,
@@ -45,6 +45,7 @@ const ABILITIES: Abilities =
 pub struct QmpBackend {
     directory: Option<PathBuf>,
     sockets: Vec<PathBuf>,
+    limits: Limits,
     /// What has been complained of, so that it is done once.
     refused: BTreeSet<PathBuf>,
     /// From the first scan on: an instance of inotify is scarce, and one that only connects needs none.
@@ -55,6 +56,13 @@ impl QmpBackend {
     /// Every `*.sock` in `directory`, if one is given, and every path of `sockets`.
     pub fn new(directory: Option<PathBuf>, sockets: Vec<PathBuf>) -> Self {
         Self { directory, sockets, ..Self::default() }
+    }
+
+    /// Lets QEMU take so long for a command. A second by default; five times that for all commands of a task.
+    #[must_use]
+    pub fn with_limit(mut self, command: Duration) -> Self {
+        self.limits = Limits { command };
+        self
     }
 
     /// The handle of the VM whose monitor is at this socket. `None` if the path is not UTF-8.
@@ -164,7 +172,7 @@ impl VmBackend for QmpBackend {
             return Err(foreign_handle(handle, "a VM with a QMP socket"));
         };
         let name = name_of(socket).to_owned();
-        let client = Client::connect(&name, socket)?;
+        let client = Client::connect(&name, socket, self.limits)?;
         let process = Process::behind(client.as_fd(), socket)?;
         let socket = socket.display().to_string();
         Ok(Box::new(QmpConnection { client, process, name, socket, arrivals: Vec::new() }))
@@ -184,12 +192,12 @@ struct QmpConnection {
 }
 
 impl QmpConnection {
-    /// Runs a task of several commands within [`TASK_LIMIT`].
+    /// Runs a task of several commands within [`Limits::task`].
     fn task<T>(
         &mut self,
         task: impl FnOnce(&mut Client, &Process, &str) -> Result<T, VmError>,
     ) -> Result<T, VmError> {
-        self.client.begin_task(TASK_LIMIT);
+        self.client.begin_task(self.client.limits().task());
         let outcome = task(&mut self.client, &self.process, &self.name);
         self.client.end_task();
         outcome
@@ -233,7 +241,7 @@ impl VmConnection for QmpConnection {
         if detached {
             return Ok(());
         }
-        let limit_ms = COMMAND_LIMIT.as_secs() * 1000;
+        let limit_ms = self.client.limits().command.as_millis() as u64;
         Err(VmError::DetachPending { vm: self.name.clone(), limit_ms })
     }
 
@@ -243,7 +251,7 @@ impl VmConnection for QmpConnection {
 
     fn plug_vcpu(&mut self, node: u32) -> Result<Plugged, VmError> {
         // On failure the guest takes part in undoing it.
-        self.client.begin_task(hotplug::HOTPLUG_LIMIT);
+        self.client.begin_task(hotplug::limit(self.client.limits()));
         let outcome = hotplug::plug(&mut self.client, &self.process, node);
         self.client.end_task();
         let (plugged, arrival) = outcome?;
@@ -252,7 +260,7 @@ impl VmConnection for QmpConnection {
     }
 
     fn await_guest(&mut self, apic_id: u32) -> Result<(), VmError> {
-        self.client.begin_task(hotplug::HOTPLUG_LIMIT);
+        self.client.begin_task(hotplug::limit(self.client.limits()));
         let outcome = hotplug::await_guest(&mut self.client, &self.arrivals, apic_id);
         self.client.end_task();
         self.arrivals.retain(|arrival| !arrival.is(apic_id));
@@ -260,7 +268,7 @@ impl VmConnection for QmpConnection {
     }
 
     fn unplug_vcpu(&mut self, apic_id: u32) -> Result<(), VmError> {
-        self.client.begin_task(hotplug::HOTPLUG_LIMIT);
+        self.client.begin_task(hotplug::limit(self.client.limits()));
         let outcome = hotplug::unplug(&mut self.client, apic_id);
         self.client.end_task();
         self.arrivals.retain(|arrival| !arrival.is(apic_id));

@@ -435,6 +435,18 @@ fn silence_and_single_bytes_end_in_time() {
     assert!(matches!(&error, VmError::Timeout { command, .. } if command == "query-name"), "{error}");
 }
 
+/// On a host whose QEMUs wait long for a CPU the user lets them.
+#[test]
+fn a_peer_that_is_slow_is_waited_for_as_the_user_says() {
+    let peer = Peer::answering(|_, command| {
+        thread::sleep(Duration::from_millis(1500));
+        json!({"return": [], "id": command["id"]}).to_string()
+    });
+    let mut vm = QmpBackend::default().with_limit(HANG).connect(&peer.handle()).unwrap();
+    vm.greet().unwrap();
+    assert!(!vm.channel_attached().unwrap());
+}
+
 #[test]
 fn what_comes_late_is_taken_when_it_is_waited_for_again() {
     let peer = Peer::start(|mut stream| {

@@ -108,7 +108,10 @@ fn raise_file_limit() {
 /// VMs by their QMP sockets, and the domains of libvirt if it is to be asked. A host without libvirt has none.
 fn backends(config: &Config) -> BackendFactory {
     let (directory, sockets) = (config.directory.clone(), config.sockets.clone());
-    let qmp = move || -> Box<dyn VmBackend> { Box::new(QmpBackend::new(directory.clone(), sockets.clone())) };
+    let limit = config.command_limit;
+    let qmp = move || -> Box<dyn VmBackend> {
+        Box::new(QmpBackend::new(directory.clone(), sockets.clone()).with_limit(limit))
+    };
     if config.libvirt_uris.is_empty() {
         return Arc::new(qmp);
     }

@@ -42,8 +42,8 @@ use crate::state::{
     alive, all, directory, existing, kvm_internal_error, pid, read_number, running_cid, tail,
 };
 
-/// How long a guest may take to boot; nested under emulation it is 5 to 20 s, with several at once more.
-const BOOT_LIMIT: Duration = Duration::from_secs(300);
+/// How long a guest may take to boot; nested under emulation it is 5 to 20 s, with several at once on a busy machine minutes.
+const BOOT_LIMIT: Duration = Duration::from_secs(900);
 /// How long QEMU may take to end after it was asked to.
 const QUIT_LIMIT: Duration = Duration::from_secs(5);
 

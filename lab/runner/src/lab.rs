@@ -29,13 +29,13 @@ use crate::run_directory::{RunDirectory, RunDirectoryError, run_directory};
 use crate::{accel, acpi, hang, retries};
 
 /// How long a boot may take; on a loaded machine of two cores it takes 10 to 30 s under emulation.
-pub const BOOT_LIMIT: Duration = Duration::from_secs(240);
+pub const BOOT_LIMIT: Duration = Duration::from_secs(600);
 /// Lines of the console that are shown when the server dies.
 const TAIL_LINES: usize = 60;
 /// What the emulated processor says of itself, in the directory of the server.
 const PROCESSOR_LOG: &str = "cpu.log";
 /// How long the copy of what counts, or its loading, may take.
-const LOAD_LIMIT: Duration = Duration::from_secs(120);
+const LOAD_LIMIT: Duration = Duration::from_secs(300);
 /// How often a server's end is looked for while waiting for it.
 const WATCH_INTERVAL: Duration = Duration::from_millis(50);
 

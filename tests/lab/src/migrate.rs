@@ -69,7 +69,7 @@ impl Host {
             ["vnumad.sock", "qmp", "channels", "vnumad.toml"].map(|name| self.path(name));
         fs::create_dir_all(&qmp).with_context(|| qmp.clone())?;
         let text = format!(
-            "[api]\nsocket = {socket:?}\n\n[vms]\ndirectory = {qmp:?}\n\n[publish]\nrecords = {records:?}\n\n{more}"
+            "[api]\nsocket = {socket:?}\n\n[vms]\ndirectory = {qmp:?}\ncommand_limit_ms = 30000\n\n[publish]\nrecords = {records:?}\n\n{more}"
         );
         fs::write(&file, text).with_context(|| file.clone())?;
         let child = Command::new("vnumad").args(["--config", &file]).stdin(Stdio::null()).spawn();

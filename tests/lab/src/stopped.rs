@@ -14,11 +14,15 @@ use std::time::{Duration, Instant};
 use vnuma_scenario::{HANG_LIMIT, Monitor, Nodes, Vm, output, vnumactl, vnumad};
 
 const RECORDS: &str = "/run/vnuma/channels";
+/// Other scenarios let QEMU take longer. Here is what users have.
+const CONFIGURATION: &str = "/root/stopped.toml";
+const SETTINGS: &str = "[vms]\ncommand_limit_ms = 1000\n";
 const FIFO: &str = "/run/stuck";
 /// Moments in an attach at which QEMU is stopped or killed: all of it takes some 100 ms in the lab.
 const MOMENTS_MS: [u64; 3] = [20, 50, 90];
 
 pub fn run() -> Result<()> {
+    fs::write(CONFIGURATION, SETTINGS).context(CONFIGURATION)?;
     let nodes = Nodes::read()?;
     let shape = ["--nodes", "2", "--vcpus", "2", "--memory", "256M"].map(str::to_owned);
     let (good, vm) = thread::scope(|scope| {
@@ -29,7 +33,7 @@ pub fn run() -> Result<()> {
     let (good, vm) = (good??, vm?);
     in_use_from_the_start(&vm, &nodes)?;
 
-    let daemon = vnumad(&[])?;
+    let daemon = vnumad(&["--config", CONFIGURATION])?;
     wait_until_listed(&good.name)?;
     wait_until_listed(&vm.name)?;
     equip(&vm)?;
@@ -49,7 +53,7 @@ fn in_use_from_the_start(vm: &Vm, nodes: &Nodes) -> Result<()> {
     let socket = Path::new("/run/vnuma/qmp").join(format!("{}.sock", vm.name));
     let mut other = UnixStream::connect(&socket).with_context(|| socket.display().to_string())?;
     other.read_exact(&mut [0]).context("the greeting")?;
-    let _daemon = vnumad(&[])?;
+    let _daemon = vnumad(&["--config", CONFIGURATION])?;
     let shown = await_hypervisor(vm, "silent", "in use")?;
     ensure!(shown["problem"].to_string().contains("is another client connected?"), "{shown}");
     ensure!(shown["pid"] == vm.pid && shown["described"] == false, "{shown}");

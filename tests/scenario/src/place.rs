@@ -18,15 +18,31 @@ pub(crate) fn vm(name: &str) -> PathBuf {
     directory().map_or_else(|| "/run/lab-vm".into(), |directory| directory.join("vm")).join(name)
 }
 
-/// vnumad, with its configuration.
-pub(crate) fn vnumad() -> Result<Command> {
+/// vnumad with these arguments, and with a configuration that has what `--config` names of them.
+pub(crate) fn vnumad(arguments: &[&str]) -> Result<Command> {
+    let mut rest = arguments.to_vec();
+    let text = match rest.iter().position(|&word| word == "--config") {
+        Some(at) => {
+            let file = rest.drain(at..rest.len().min(at + 2)).nth(1).context("--config without a file")?;
+            fs::read_to_string(file).with_context(|| file.to_owned())?
+        }
+        None => directory().as_deref().map(configuration).unwrap_or_default(),
+    };
+    let file = directory().unwrap_or_else(|| "/run".into()).join("vnumad.toml");
+    fs::write(&file, patient(&text)).with_context(|| file.display().to_string())?;
     let mut command = Command::new("vnumad");
-    if let Some(directory) = directory() {
-        let file = directory.join("vnumad.toml");
-        fs::write(&file, configuration(&directory)).with_context(|| file.display().to_string())?;
-        command.arg("--config").arg(file);
-    }
+    command.arg("--config").arg(file).args(rest);
     Ok(command)
+}
+
+/// QEMU on an emulated server may get no CPU for seconds, if the machine has other work: that is no fault of it.
+fn patient(text: &str) -> String {
+    const LIMIT: &str = "command_limit_ms = 30000\n";
+    match text.split_once("[vms]\n") {
+        _ if text.contains("command_limit_ms") => text.to_owned(),
+        Some((before, after)) => format!("{before}[vms]\n{LIMIT}{after}"),
+        None => format!("{text}\n[vms]\n{LIMIT}"),
+    }
 }
 
 fn configuration(directory: &Path) -> String {
@@ -54,6 +70,18 @@ pub fn vnumactl_command(arguments: &[&str]) -> Command {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_vnumad_of_a_test_is_patient_unless_it_is_told_otherwise() {
+        for (text, expected) in [
+            ("", "\n[vms]\ncommand_limit_ms = 30000\n"),
+            ("[a]\nb = 1\n", "[a]\nb = 1\n\n[vms]\ncommand_limit_ms = 30000\n"),
+            ("[vms]\nsockets = []\n", "[vms]\ncommand_limit_ms = 30000\nsockets = []\n"),
+            ("[vms]\ncommand_limit_ms = 1000\n", "[vms]\ncommand_limit_ms = 1000\n"),
+        ] {
+            assert_eq!(patient(text), expected);
+        }
+    }
 
     #[test]
     fn all_files_of_a_vnumad_elsewhere_are_in_its_folder() {

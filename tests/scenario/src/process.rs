@@ -1,15 +1,12 @@
 //! Processes on the lab server.
 
-use crate::place;
+use crate::{HANG_LIMIT, place};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 use std::fs::{self, File};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
-
-/// Only a limit for tests that hang.
-const HANG_LIMIT: Duration = Duration::from_secs(400);
 
 /// Runs a command to its end and returns its standard output.
 pub fn output(program: &str, arguments: &[&str]) -> Result<String> {
@@ -53,22 +50,22 @@ impl Drop for Process {
     }
 }
 
-/// Starts vnumad and waits until it answers.
+/// Starts vnumad and waits until it answers. It is patient with QEMUs unless its configuration says otherwise.
 pub fn vnumad(arguments: &[&str]) -> Result<Process> {
-    start_vnumad(place::vnumad()?.args(arguments))
+    start_vnumad(&mut place::vnumad(arguments)?)
 }
 
 /// The same, with its log in a file.
 pub fn vnumad_logging_to(log: &Path, arguments: &[&str]) -> Result<Process> {
     let file = File::create(log).with_context(|| log.display().to_string())?;
-    let mut command = place::vnumad()?;
-    command.args(arguments).stdout(file.try_clone()?).stderr(file);
+    let mut command = place::vnumad(arguments)?;
+    command.stdout(file.try_clone()?).stderr(file);
     start_vnumad(&mut command).with_context(|| format!("vnumad's log is {}", log.display()))
 }
 
 fn start_vnumad(command: &mut Command) -> Result<Process> {
     let daemon = Process(command.stdin(Stdio::null()).spawn().context("vnumad")?);
-    wait_for("vnumad to answer", Duration::from_secs(60), || Ok(vnumactl(&["list"]).is_ok()))?;
+    wait_for("vnumad to answer", HANG_LIMIT, || Ok(vnumactl(&["list"]).is_ok()))?;
     Ok(daemon)
 }
 

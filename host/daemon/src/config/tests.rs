@@ -25,6 +25,7 @@ fn every_key_is_taken() {
         [vms]
         directory = "/a/d"
         sockets = ["/a/1", "/a/2"]
+        command_limit_ms = 7000
         [libvirt]
         uris = ["qemu:///system", "qemu+unix:///system?socket=/a/l"]
         state_directories = ["/a/q"]
@@ -83,6 +84,7 @@ fn every_key_is_taken() {
         metrics: Some("[::1]:9743".parse().expect("an address")),
         directory: Some("/a/d".into()),
         sockets: vec!["/a/1".into(), "/a/2".into()],
+        command_limit: Duration::from_secs(7),
         libvirt_uris: vec!["qemu:///system".into(), "qemu+unix:///system?socket=/a/l".into()],
         libvirt_directories: vec!["/a/q".into()],
         libvirt_sockets: "/a/c".into(),
