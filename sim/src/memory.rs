@@ -10,9 +10,8 @@ use vnuma_daemon::core::event::{Event, Request};
 use vnuma_model::{BackingMapping, GuestNodeId, PageKind, WatchedRegion};
 use vnuma_policy::{
     hotness::Hotness,
-    repatriation::MemoryPolicy,
+    memory_move::{MemoryPolicy, MoveMemory},
     residency::{AreaSample, Found, Keeps, MemoryArea, MemoryObservation},
-    scheduling::memory::MoveMemory,
     world::{MemoryMoved, VmId},
 };
 

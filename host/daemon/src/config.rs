@@ -18,8 +18,9 @@ use toml::Spanned;
 use vnuma_observe::location::Prefer;
 use vnuma_policy::{
     SettlePolicy,
+    memory_move::MemoryPolicy,
     rehome_policy::RehomeSettings,
-    repatriation::{MemoryPolicy, MemorySettings},
+    repatriation::MemorySettings,
     scheduling::{Policy, analyzer::Bounds},
     sizing::SizeSettings,
 };

@@ -21,9 +21,9 @@ use vnuma_model::{
 use vnuma_policy::{
     Policies,
     hotness::Hotness,
-    repatriation::{MemoryPolicy, MemorySettings},
+    memory_move::{MemoryPolicy, MoveMemory},
+    repatriation::MemorySettings,
     residency::{AreaSample, Found, Keeps, MemoryArea, MemoryObservation},
-    scheduling::memory::MoveMemory,
     world::{MemoryMoved, VmId},
 };
 

@@ -16,10 +16,8 @@ use vnuma_model::{
 };
 use vnuma_policy::{
     Policies,
-    scheduling::{
-        Policy, Settings,
-        memory::{MoveMemory, REST_NS},
-    },
+    memory_move::MoveMemory,
+    scheduling::{Policy, Settings, memory::REST_NS},
     world::{
         Accesses, Counted, HostReading, MemoryMoved, MemoryRange, MemoryReading, VcpuReading, VmId, VmReading,
     },

@@ -20,10 +20,10 @@ use vnuma_model::{
 };
 use vnuma_policy::{
     Policies,
+    memory_move::{MemoryPolicy, MemoryReason, MoveMemory},
     rehome_policy::RehomeSettings,
-    repatriation::{MemoryPolicy, MemorySettings},
+    repatriation::MemorySettings,
     residency::{AreaSample, Found, Keeps, MemoryArea, MemoryObservation},
-    scheduling::memory::{MemoryReason, MoveMemory},
     world::{MemoryMoved, RehomeWish, VmId},
 };
 

@@ -4,7 +4,7 @@ use std::process::Command;
 use vnuma_daemon::core::Refusal;
 use vnuma_hypervisor::VmError;
 use vnuma_policy::{
-    repatriation::MemoryPolicy,
+    memory_move::MemoryPolicy,
     world::{RehomeObstacle, ResizeObstacle},
 };
 use vnuma_test_kit::errors::compare;

@@ -1,8 +1,8 @@
 //! Decide: pure functions from what is known to what is to be done.
 //!
 //! ```text
-//!   World ──▶ decide(&World, &Policies, now) ──▶ Plan: publish, move, confine, replug, each with its reason
-//!     ▲
+//!   World ──▶ decide(&World, &Policies, Memories, now) ──▶ Plan: publish, move, confine, replug, each with its reason
+//!     ▲         each policy proposes, conflicts are settled     and the Memories for the next decision
 //!     │ VmPlacement   per VM: homes(), distances(), choose_node()    what is true now
 //!     │   Settler                                                    is it worth publishing yet
 //!     │   AckedTopology                                              what the guest uses
@@ -20,13 +20,16 @@ mod assignment;
 mod devices;
 mod home;
 pub mod hotness;
+pub mod memory_move;
 pub mod migration;
 mod plan;
+pub mod policies;
 pub mod rehome;
 pub mod rehome_policy;
 pub mod repatriation;
 pub mod residency;
 pub mod scheduling;
+mod settings;
 mod settle;
 pub mod sizing;
 mod vm;
@@ -36,7 +39,9 @@ pub use acked::Update;
 pub use assignment::{NodeAssignment, choose_node};
 pub use devices::DeviceStatus;
 pub use home::{Homes, backings, displaced_bytes, distances, homes, resident_kib};
-pub use plan::{Action, Plan, Policies, PublishReason, Ranks, Reason, Step, decide};
-pub use settle::{Due, SettlePolicy, Settler, Suppressed};
+pub use plan::{Action, Plan, Ranks, Reason, Step};
+pub use policies::{Memories, Propose, decide};
+pub use settings::Policies;
+pub use settle::{Due, PublishReason, SettlePolicy, Settler, Suppressed};
 pub use vm::{Observation, Publication, VcpuState, VcpuStatus, VmPlacement};
 pub use world::World;

@@ -1,58 +1,12 @@
 //! What is to be done, and why.
 
+use crate::PublishReason;
+use crate::memory_move::MoveMemory;
 use crate::migration::Order;
-use crate::repatriation::MemorySettings;
-use crate::scheduling::{Policy, Settings, Stealing, memory::MoveMemory};
-use crate::world::{ChannelState, Confine, ManagedVm, Move, Publisher, Replug, UnplugStep, Vm, VmId, World};
-use crate::{Due, SettlePolicy, rehome_policy::RehomeSettings, sizing::SizeSettings};
-use vnuma_model::{ApicId, GuestNodeId};
-
-/// How an operator wants decisions to be made.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Policies {
-    /// How patient publishing is.
-    pub settle: SettlePolicy,
-    /// How long a vCPU of a guest without a channel has to be astray to be replugged, nanoseconds. `None`: it is not.
-    pub replug_after_ns: Option<u64>,
-    /// How the vCPUs of a VM are scheduled until an operator says otherwise.
-    pub schedule: Policy,
-    /// Settings of these policies.
-    pub settings: Settings,
-    /// How displaced memory comes home.
-    pub memory: MemorySettings,
-    /// How guest nodes are sized by themselves.
-    pub sizes: SizeSettings,
-    /// When guest nodes get other homes by themselves.
-    pub rehome: RehomeSettings,
-}
-
-impl Policies {
-    /// The policy `vprobe` moves memory to vCPUs.
-    pub fn memory_goes_to_vcpus(&self) -> bool {
-        self.settings.memory_bytes_per_s > 0
-    }
-}
-
-/// Why a topology is published.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PublishReason {
-    /// The channel is new, or was taken over.
-    Attached,
-    /// The guest boots again.
-    Rebooted,
-    /// vCPUs or devices came or went, or distances or nodes of devices changed.
-    Described,
-    /// A vCPU was put on another node on purpose.
-    Moved {
-        /// One of them.
-        vcpu: ApicId,
-    },
-    /// A vCPU has been on another node for the dwell.
-    Drifted {
-        /// One of them.
-        vcpu: ApicId,
-    },
-}
+use crate::scheduling::Stealing;
+use crate::sizing::Resize;
+use crate::world::{Confine, Move, RehomeWish, Replug, UnplugStep, VmId, World};
+use vnuma_model::GuestNodeId;
 
 /// Why something is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,6 +81,10 @@ pub enum Action {
     PlaceAgain(Reason),
     /// Give back the masks that policies have set in this process.
     RestoreMasks(i32, Reason),
+    /// Give a guest node another home. It has its reason with it.
+    RehomeNode(RehomeWish),
+    /// Give a guest node another size. It says for whom.
+    SizeNode(Resize),
 }
 
 /// What scx_vnuma is told of a process.
@@ -148,6 +106,15 @@ pub struct Step {
     pub vm: VmId,
     /// What.
     pub action: Action,
+    /// Not before this time, nanoseconds.
+    pub not_before_ns: u64,
+}
+
+impl Step {
+    /// A step that is to begin now.
+    pub fn now(vm: VmId, action: Action) -> Self {
+        Self { vm, action, not_before_ns: 0 }
+    }
 }
 
 /// What is to be done for the host as a whole, in this order.
@@ -155,73 +122,39 @@ pub struct Step {
 pub struct Plan {
     /// Steps.
     pub steps: Vec<Step>,
-    /// VMs whose publication has to wait for their cap.
-    pub deferred: Vec<VmId>,
-}
-
-/// Decides what is to be done now. Pure: the same world, policies and time give the same plan.
-pub fn decide(world: &World, policies: &Policies, now_ns: u64) -> Plan {
-    let mut plan = Plan { steps: world.wanted().to_vec(), ..Plan::default() };
-    for id in world.due(now_ns) {
-        let Some(managed) = world.get(id) else { continue };
-        let Some(vm) = &managed.vm else { continue };
-        plan.moves(id, vm);
-        vm.steps().for_each(|step| plan.push(id, Action::Confine(step)));
-        if vm.others_may_follow() {
-            plan.push(id, Action::Follow);
-        }
-        if vm.observation_due(now_ns) {
-            plan.push(id, Action::ObserveMemory);
-        }
-        if vm.homing.hotness.is_due() {
-            plan.push(id, Action::WatchHotness);
-        }
-        vm.memory_step().into_iter().for_each(|step| plan.push(id, Action::MoveMemory(step)));
-        plan.replug(id, managed, vm, policies, now_ns);
-        let unplug = vm.unplug_step(managed.responsive().is_some(), now_ns);
-        unplug.into_iter().for_each(|step| plan.push(id, Action::Unplug(step)));
-        plan.publication(id, vm, &policies.settle, now_ns);
-    }
-    plan
+    /// Steps that are wanted and cannot begin yet.
+    pub waits: Vec<Step>,
+    /// The VMs that it is about.
+    pub considered: Vec<VmId>,
 }
 
 impl Plan {
-    fn push(&mut self, vm: VmId, action: Action) {
-        self.steps.push(Step { vm, action });
-    }
-
-    /// Moves of one vCPU are made one after the other, and none while a policy's step is under way: which of both was last would
-    /// not be known.
-    fn moves(&mut self, id: VmId, vm: &Vm) {
-        for (position, wanted) in vm.moves.iter().enumerate() {
-            let first = !vm.moves[..position].iter().any(|before| before.vcpu == wanted.vcpu);
-            let confined = vm.scheduling.masks.get(&wanted.vcpu).is_some_and(|mask| mask.begun.is_some());
-            if first && !confined && !wanted.in_flight {
-                let reason = if wanted.request.is_some() { Reason::Requested } else { Reason::Rehomed };
-                self.push(id, Action::Move(*wanted, reason));
+    /// Notes what is wanted and cannot begin yet.
+    pub fn note_waits(&self, world: &mut World) {
+        for id in &self.considered {
+            if world.get(*id).and_then(|managed| managed.vm.as_ref()).is_some_and(|vm| vm.replug_ns.is_some())
+                && let Some((_, vm)) = world.vm_mut(*id)
+            {
+                vm.replug_ns = None;
             }
         }
-    }
-
-    fn replug(&mut self, id: VmId, managed: &ManagedVm, vm: &Vm, policies: &Policies, now_ns: u64) {
-        if vm.channel != ChannelState::Detached || managed.responsive().is_none() {
-            return;
-        }
-        if let Some(replug) = vm.replug_wanted {
-            return self.push(id, Action::Replug(replug, Reason::Requested));
-        }
-        let due = |after_ns| vm.replugs.due(&vm.description.spare_slots, after_ns, now_ns);
-        if let Some((vcpu, node)) = policies.replug_after_ns.and_then(due) {
-            self.push(id, Action::Replug(Replug { vcpu, node }, Reason::Astray));
-        }
-    }
-
-    fn publication(&mut self, id: VmId, vm: &Vm, policy: &SettlePolicy, now_ns: u64) {
-        let Some(Publisher::Ready(generation)) = vm.channel.publisher() else { return };
-        match vm.placement.due(policy, now_ns) {
-            Due::Nothing => {}
-            Due::Deferred => self.deferred.push(id),
-            Due::Now(reason) => self.push(id, Action::Publish(generation, reason)),
+        for step in &self.waits {
+            let Some((_, vm)) = world.vm_mut(step.vm) else { continue };
+            match &step.action {
+                Action::Publish(..) => vm.placement.note_deferred(),
+                Action::Confine(confine) => {
+                    if let Some(mask) = vm.scheduling.masks.get_mut(&confine.vcpu) {
+                        (mask.wanted, mask.released) = (Some(*confine), false);
+                    }
+                }
+                Action::MoveMemory(order) => vm.scheduling.memory.wanted = Some(order.clone()),
+                Action::ObserveMemory => {
+                    let due_ns = vm.homing.due_ns.get_or_insert(step.not_before_ns);
+                    *due_ns = step.not_before_ns.min(*due_ns);
+                }
+                Action::Replug(..) => vm.replug_ns = Some(step.not_before_ns),
+                _ => {}
+            }
         }
     }
 }

@@ -14,8 +14,8 @@
 //! | nothing is moved for vCPUs that only pass | they have to stay for `settle`, and until being remote has cost more than the move would |
 //! | in `t` seconds a guest node gets at most `1 + t / rest` other homes | it rests after each, and twice as long, up to [`LONGEST_REST_NS`], when it is wanted elsewhere soon after |
 
+use crate::memory_move::{MARGIN, PAGE, PAGE_PRICE, TENTH_NS};
 use crate::repatriation::{ASSUMED_ACCESSES, LONGEST_REST_NS, LOOK_PRICE};
-use crate::scheduling::memory::{MARGIN, PAGE, PAGE_PRICE, TENTH_NS};
 use crate::world::VmId;
 use std::collections::BTreeMap;
 use vnuma_model::{GuestNodeId, HostNodeId, LOCAL_DISTANCE, Rest};

@@ -29,63 +29,13 @@
 //! | what cannot be moved is not tried for ever | it rests for a minute, and each time twice as long, up to an hour |
 
 use crate::hotness::{Heat, Piece};
-use crate::scheduling::memory::{
-    HORIZON_NS, LEAST, MARGIN, MemoryReason, MoveMemory, NodeMemory, PAGE, PAGE_PRICE, SAVED_S, TENTH_NS,
+use crate::memory_move::{
+    HORIZON_NS, HomeCause, HomeWhy, LEAST, MARGIN, MemoryPolicy, MemoryReason, MoveMemory, NodeMemory, PAGE,
+    PAGE_PRICE, SAVED_S, TENTH_NS,
 };
 use crate::world::VmId;
-use std::{collections::BTreeMap, fmt, str::FromStr, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc};
 use vnuma_model::{GuestNodeId, HostNodeId, LOCAL_DISTANCE, Rest};
-
-/// When displaced memory comes home.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum MemoryPolicy {
-    /// Never.
-    #[default]
-    None,
-    /// Every so often.
-    Periodic,
-    /// From an amount on.
-    Amount,
-    /// Whichever of both comes first.
-    Both,
-    /// When that pays.
-    Adaptive,
-}
-
-impl MemoryPolicy {
-    /// All of them.
-    pub const ALL: [Self; 5] = [Self::None, Self::Periodic, Self::Amount, Self::Both, Self::Adaptive];
-
-    /// Its name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::Periodic => "periodic",
-            Self::Amount => "amount",
-            Self::Both => "both",
-            Self::Adaptive => "adaptive",
-        }
-    }
-}
-
-impl fmt::Display for MemoryPolicy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
-/// A name that no policy has.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there is no memory policy `{0}`; there are {names}", names = MemoryPolicy::ALL.map(MemoryPolicy::name).join(", "))]
-pub struct UnknownMemoryPolicy(String);
-
-impl FromStr for MemoryPolicy {
-    type Err = UnknownMemoryPolicy;
-    fn from_str(name: &str) -> Result<Self, UnknownMemoryPolicy> {
-        let known = Self::ALL.into_iter().find(|policy| policy.name() == name);
-        known.ok_or_else(|| UnknownMemoryPolicy(name.chars().take(40).flat_map(char::escape_debug).collect()))
-    }
-}
 
 /// What an operator may set.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -129,49 +79,6 @@ pub const LOOK_PRICE: f64 = 20.0;
 pub const FIRST_REST_NS: u64 = 60_000_000_000;
 /// The longest of it.
 pub const LONGEST_REST_NS: u64 = 3_600_000_000_000;
-
-/// What made a policy act.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HomeCause {
-    /// The period was over.
-    Period,
-    /// So much was displaced.
-    Amount,
-    /// Accesses to it cost more than the move.
-    Pays,
-}
-
-impl HomeCause {
-    /// For the log and for `watch`.
-    pub fn text(self) -> &'static str {
-        match self {
-            Self::Period => "it is displaced, and the period is over",
-            Self::Amount => "more is displaced than the policy's amount",
-            Self::Pays => "accesses to it cost more than the move",
-        }
-    }
-}
-
-/// Why memory is moved home.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct HomeWhy {
-    /// The policy that wants it.
-    pub policy: MemoryPolicy,
-    /// What made it act.
-    pub cause: HomeCause,
-    /// The guest node.
-    pub guest_node: GuestNodeId,
-    /// What of the VM is displaced and can be moved, bytes.
-    pub displaced_bytes: u64,
-    /// Time that the move takes, nanoseconds of a CPU.
-    pub price_ns: f64,
-    /// Time that the VM's vCPUs are expected to save in each second, nanoseconds.
-    pub saving_ns_per_s: f64,
-    /// That is of accesses that are assumed.
-    pub assumed: bool,
-    /// It is known how hot it is, and the hottest comes first.
-    pub hottest_first: bool,
-}
 
 /// Displaced memory of a guest node that is on one host node, and can be moved.
 #[derive(Clone, Debug, PartialEq)]
@@ -334,7 +241,7 @@ type Place = (u64, HostNodeId);
 
 /// What is remembered of a VM.
 #[derive(Clone, Debug)]
-struct Remembered {
+pub struct Remembered {
     /// Bytes that it may move.
     saved: u64,
     /// Until then that was counted.
@@ -372,26 +279,62 @@ impl Repatriator {
 
     /// Is it worth a watch how hot what is displaced is? It is where that would be moved now.
     pub fn wants_hotness(&self, settings: &MemorySettings, input: &HomeInput<'_>) -> bool {
-        let known = self.vms.get(&input.vm).map(|known| (input.vm, known.clone()));
-        let mut tried = Self { vms: known.into_iter().collect() };
-        input.policy == MemoryPolicy::Adaptive && tried.decide(settings, input).is_some()
+        input.policy == MemoryPolicy::Adaptive && self.weigh(settings, input).0.is_some()
     }
 
     /// A VM was observed. At most one move.
     pub fn decide(&mut self, settings: &MemorySettings, input: &HomeInput<'_>) -> Option<MoveMemory> {
+        let (order, next) = self.weigh(settings, input);
+        self.remember(input.vm, next);
+        order
+    }
+
+    /// What follows from an observation of a VM: at most one move, and what is to be remembered if it is made.
+    pub fn weigh(
+        &self,
+        settings: &MemorySettings,
+        input: &HomeInput<'_>,
+    ) -> (Option<MoveMemory>, Option<Remembered>) {
         if input.policy == MemoryPolicy::None {
-            self.forget(input.vm);
-            return None;
+            return (None, None);
         }
         let now_ns = input.now_ns;
-        let fresh = Remembered {
+        let fresh = || Remembered {
             saved: 0,
             counted_ns: now_ns,
             round_ns: now_ns,
             round: None,
             rests: BTreeMap::new(),
         };
-        let known = self.vms.entry(input.vm).or_insert(fresh);
+        let mut known = self.vms.get(&input.vm).cloned().unwrap_or_else(fresh);
+        let order = known.decide(settings, input);
+        (order, Some(known))
+    }
+
+    /// Remembers what followed from an observation.
+    pub fn remember(&mut self, vm: VmId, next: Option<Remembered>) {
+        match next {
+            Some(next) => drop(self.vms.insert(vm, next)),
+            None => self.forget(vm),
+        }
+    }
+
+    /// A move has ended, after which so many bytes had moved, and so many had not.
+    pub fn ended(&mut self, vm: VmId, order: &MoveMemory, moved: u64, stayed: u64, now_ns: u64) {
+        let (Some(known), MemoryReason::Home(_)) = (self.vms.get_mut(&vm), &order.why) else { return };
+        let start = order.within.map_or(0, |(start, _)| start);
+        let place = (start, order.from);
+        if moved == 0 || stayed > moved {
+            known.rest(place, now_ns);
+        } else {
+            known.rests.remove(&place);
+        }
+    }
+}
+
+impl Remembered {
+    fn decide(&mut self, settings: &MemorySettings, input: &HomeInput<'_>) -> Option<MoveMemory> {
+        let (known, now_ns) = (self, input.now_ns);
         // A page moves as a whole, so that at least one can be saved up for.
         let page = input.areas.iter().map(HomeArea::page).max().unwrap_or(PAGE);
         known.earn((settings.bytes_per_s / input.vms.max(1) as u64, page), now_ns);
@@ -421,20 +364,6 @@ impl Repatriator {
         Some(order)
     }
 
-    /// A move has ended, after which so many bytes had moved, and so many had not.
-    pub fn ended(&mut self, vm: VmId, order: &MoveMemory, moved: u64, stayed: u64, now_ns: u64) {
-        let (Some(known), MemoryReason::Home(_)) = (self.vms.get_mut(&vm), &order.why) else { return };
-        let start = order.within.map_or(0, |(start, _)| start);
-        let place = (start, order.from);
-        if moved == 0 || stayed > moved {
-            known.rest(place, now_ns);
-        } else {
-            known.rests.remove(&place);
-        }
-    }
-}
-
-impl Remembered {
     fn earn(&mut self, (rate, page): (u64, u64), now_ns: u64) {
         let elapsed = now_ns.saturating_sub(self.counted_ns);
         let earned = u128::from(rate) * u128::from(elapsed) / 1_000_000_000;

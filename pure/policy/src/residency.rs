@@ -5,7 +5,7 @@
 //! page are not, so that the interval is too short where few huge pages make up the memory. If all pages were looked at, the
 //! figures are exact.
 
-use crate::scheduling::memory::{BASE_KIB, NodeMemory};
+use crate::memory_move::{BASE_KIB, NodeMemory};
 use std::collections::BTreeMap;
 use vnuma_model::{GuestNodeId, HostNodeId, HugePages, PageKind};
 

@@ -16,7 +16,7 @@
 //! node. A cap bounds the publications of a VM in any one second, as each costs the guest a rebuild of its scheduler
 //! domains. What the cap defers goes out together.
 
-use crate::{NodeAssignment, plan::PublishReason};
+use crate::NodeAssignment;
 use std::collections::{BTreeMap, VecDeque};
 use vnuma_model::{ApicId, GuestNodeId};
 
@@ -54,6 +54,27 @@ impl Default for SettlePolicy {
         let (dwell_ns, calm_dwell_ns, calm_ns) = (250_000_000, 20_000_000, 10_000_000_000);
         Self { dwell_ns, calm_dwell_ns, calm_ns, max_per_second: 10 }
     }
+}
+
+/// Why a topology is published.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PublishReason {
+    /// The channel is new, or was taken over.
+    Attached,
+    /// The guest boots again.
+    Rebooted,
+    /// vCPUs or devices came or went, or distances or nodes of devices changed.
+    Described,
+    /// A vCPU was put on another node on purpose.
+    Moved {
+        /// One of them.
+        vcpu: ApicId,
+    },
+    /// A vCPU has been on another node for the dwell.
+    Drifted {
+        /// One of them.
+        vcpu: ApicId,
+    },
 }
 
 /// What was not published, or not at once.
@@ -94,7 +115,7 @@ pub enum Due {
     /// Nothing is due.
     Nothing,
     /// Something is, and has to wait for the cap.
-    Deferred,
+    Deferred(PublishReason),
     /// Now.
     Now(PublishReason),
 }
@@ -187,7 +208,7 @@ impl Settler {
         });
         match self.urgent.map(|(_, reason)| reason).or(of_vcpu) {
             None => Due::Nothing,
-            Some(_) if self.allowed_from_ns(policy) > now_ns => Due::Deferred,
+            Some(reason) if self.allowed_from_ns(policy) > now_ns => Due::Deferred(reason),
             Some(reason) => Due::Now(reason),
         }
     }
@@ -264,7 +285,7 @@ mod tests {
                 let batch = settler.take_due(&POLICY, ms * MS);
                 batch.vcpus.into_iter().map(|(id, pending)| (id, pending.target.node)).collect()
             }
-            Due::Deferred => {
+            Due::Deferred(_) => {
                 settler.note_deferred();
                 Vec::new()
             }
@@ -380,7 +401,7 @@ mod tests {
         }
         settler.observe(2, 0, at(1), true, 1001 * MS);
         settler.observe(3, 0, at(1), true, 1002 * MS);
-        assert_eq!(settler.due(&POLICY, 1003 * MS), Due::Deferred);
+        assert_eq!(settler.due(&POLICY, 1003 * MS), Due::Deferred(PublishReason::Moved { vcpu: 2 }));
         assert!(publish(&mut settler, 1003).is_empty() && publish(&mut settler, 1999).is_empty());
         assert_eq!(settler.suppressed(), Suppressed { dwell: 0, cap: 1 });
         assert_eq!(settler.next_deadline_ns(&POLICY), Some(2000 * MS));

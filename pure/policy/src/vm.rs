@@ -2,8 +2,10 @@
 
 use crate::acked::{AckedTopology, Update};
 use crate::devices::{DeviceStatus, Devices};
-use crate::plan::PublishReason;
-use crate::{Due, Homes, NodeAssignment, SettlePolicy, Settler, Suppressed, choose_node, distances, homes};
+use crate::{
+    Due, Homes, NodeAssignment, PublishReason, SettlePolicy, Settler, Suppressed, choose_node, distances,
+    homes,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use vnuma_model::{ApicId, DistanceMatrix, GuestNodeId, HostNodeId, HostTopology, PciAddress, VmDescription};
 

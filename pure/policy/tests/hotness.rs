@@ -4,9 +4,9 @@ use proptest::prelude::*;
 use vnuma_model::{PageKind, WatchedRegion};
 use vnuma_policy::{
     hotness::{Heat, Hotness, Piece, Shares},
-    repatriation::{HomeArea, HomeInput, HomeWhy, MemoryPolicy, MemorySettings, Repatriator, Stray},
+    memory_move::{HomeWhy, LEAST, MemoryPolicy, MemoryReason, MoveMemory, NodeMemory, SAVED_S},
+    repatriation::{HomeArea, HomeInput, MemorySettings, Repatriator, Stray},
     residency::{AreaSample, Found, MemoryArea, MemoryObservation},
-    scheduling::memory::{LEAST, MemoryReason, MoveMemory, NodeMemory, SAVED_S},
 };
 
 const SECOND_NS: u64 = 1_000_000_000;

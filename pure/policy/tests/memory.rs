@@ -3,11 +3,13 @@
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use vnuma_model::{CpuLayout, CpuSet, DistanceMatrix, HostNode, HostTopology};
-use vnuma_policy::scheduling::{
-    Counts, Input, Machine, Place, Reach, Settings, VcpuKey, VcpuSample,
-    memory::{
-        HELD_CANNOT, HELD_KEPT, HORIZON_NS, LEAST, MARGIN, MemoryCause, MemoryInput, MemoryMover, MemoryPart,
-        MemoryReason, MemoryWhy, MoveMemory, NodeMemory, REST_NS, SAVED_S, VmMemory,
+use vnuma_policy::{
+    memory_move::{
+        HORIZON_NS, LEAST, MARGIN, MemoryCause, MemoryReason, MemoryWhy, MoveMemory, NodeMemory, SAVED_S,
+    },
+    scheduling::{
+        Counts, Input, Machine, Place, Reach, Settings, VcpuKey, VcpuSample,
+        memory::{HELD_CANNOT, HELD_KEPT, MemoryInput, MemoryPart, MemoryToVcpus, REST_NS, VmMemory},
     },
 };
 
@@ -35,7 +37,7 @@ struct World {
     vcpus: Vec<VcpuSample>,
     nodes: Vec<NodeMemory>,
     vms: Vec<VmMemory>,
-    mover: MemoryMover,
+    mover: MemoryToVcpus,
     now_ns: u64,
 }
 
@@ -48,7 +50,7 @@ impl World {
             vcpus: Vec::new(),
             nodes: vec![NodeMemory { total_kib: 64 << 20, free_kib: 32 << 20 }; NODES],
             vms: Vec::new(),
-            mover: MemoryMover::default(),
+            mover: MemoryToVcpus::default(),
             now_ns: 1,
         }
     }

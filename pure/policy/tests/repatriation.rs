@@ -2,11 +2,8 @@
 
 use proptest::prelude::*;
 use vnuma_policy::{
-    repatriation::{
-        FIRST_REST_NS, HomeArea, HomeCause, HomeInput, LONGEST_REST_NS, MemoryPolicy, MemorySettings,
-        Repatriator, Stray,
-    },
-    scheduling::memory::{LEAST, MemoryReason, MoveMemory, NodeMemory, SAVED_S},
+    memory_move::{HomeCause, LEAST, MemoryPolicy, MemoryReason, MoveMemory, NodeMemory, SAVED_S},
+    repatriation::{FIRST_REST_NS, HomeArea, HomeInput, LONGEST_REST_NS, MemorySettings, Repatriator, Stray},
 };
 
 const SECOND_NS: u64 = 1_000_000_000;

@@ -4,25 +4,21 @@ use super::{
     Core, Reply,
     event::{Ask, Command, Level, MaskOrder, Ranked},
     refusal::Refusal,
+    waiting::Then,
 };
 use std::collections::BTreeMap;
 use vnuma_api as api;
 use vnuma_model::GuestNodeId;
 use vnuma_policy::{
     Action, Plan, PublishReason, Ranks, Reason,
+    memory_move::MoveMemory,
     migration::Order,
-    scheduling::memory::MoveMemory,
     world::{Begun, ChannelEvent, Confine, Mechanism, Move, Replug, UnplugStep, VmId},
 };
 
 impl Core {
     /// Carries out the core's part of each step of a plan: changes states and adds commands.
     pub(super) fn act(&mut self, plan: Plan) {
-        for id in plan.deferred {
-            if let Some((_, vm)) = self.world.vm_mut(id) {
-                vm.placement.note_deferred();
-            }
-        }
         let mut confines = Vec::new();
         for step in plan.steps {
             match step.action {
@@ -48,6 +44,8 @@ impl Core {
             Action::ObserveMemory => self.begin_observation(id),
             Action::WatchHotness => self.begin_hotness(id),
             Action::MoveMemory(order) => self.begin_memory(id, order),
+            Action::RehomeNode(wish) => self.describe_first(id, None, Then::Rehome(wish)),
+            Action::SizeNode(resize) => self.begin_wanted_resize(id, resize),
             Action::StopMemory(_) => self.commands.push(Command::StopMemory(id)),
             Action::Attach(_) => self.ask_with_epoch(id, Ask::Attach),
             Action::Recover(_) => self.ask_with_epoch(id, Ask::Recover),
@@ -225,7 +223,7 @@ impl Core {
             let thread = thread.map(|vcpu| vcpu.tid);
             let pid = vm.description.pid;
             let Some(state) = vm.scheduling.masks.get_mut(&step.vcpu) else { continue };
-            state.wanted = None;
+            (state.wanted, state.released) = (None, false);
             let (Some(tid), Some(operator)) = (thread, state.operator.clone()) else { continue };
             let mask = match mask {
                 None => None,

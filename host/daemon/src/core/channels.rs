@@ -274,7 +274,7 @@ impl Core {
         let now_ns = self.now_ns;
         let Some((_, vm)) = self.world.vm_mut(id) else { return };
         let ChannelState::Replugging(replug) = vm.channel else { return };
-        vm.replugs.ended(end_of(&outcome), now_ns);
+        vm.replugged = Some((end_of(&outcome), now_ns));
         let (name, vcpu, guest_node) = (vm.name().to_owned(), replug.vcpu, replug.node);
         self.channel_event(id, ChannelEvent::ReplugEnded);
         let new_vcpu = match outcome {

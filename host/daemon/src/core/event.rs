@@ -10,9 +10,9 @@ use vnuma_model::{
 use vnuma_policy::{
     Publication,
     hotness::Hotness,
-    repatriation::MemoryPolicy,
+    memory_move::{MemoryPolicy, MoveMemory},
     residency::{MemoryArea, MemoryObservation},
-    scheduling::{Policy, Stealing, memory::MoveMemory},
+    scheduling::{Policy, Stealing},
     world::{
         ConnectionId, DriverStatus, HostReading, Mechanism, MemoryMoved, RehomeWish, RequestId, ResizeWish,
         StopReason, VmId,

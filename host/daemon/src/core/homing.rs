@@ -10,9 +10,8 @@ use super::{
 use vnuma_api as api;
 use vnuma_policy::{
     hotness::Hotness,
-    repatriation::MemoryPolicy,
+    memory_move::{MemoryPolicy, MemoryReason},
     residency::MemoryObservation,
-    scheduling::memory::MemoryReason,
     world::{RequestId, VmId},
 };
 
@@ -68,11 +67,10 @@ impl Core {
         let (name, before) = (vm.name().to_owned(), vm.homing.problem.clone());
         let problem = outcome.as_ref().err().cloned();
         let (now_ns, policies) = (self.now_ns, self.policies);
-        self.world.take_observation(id, &policies, outcome, now_ns);
+        self.world.note_observation(id, &policies, outcome, now_ns);
         if let Some(problem) = problem.as_ref().filter(|problem| before.as_ref() != Some(*problem)) {
             self.log(Level::Warn, format!("{name}: where its memory is cannot be seen: {problem}"));
         }
-        self.note_resizing(id);
         match problem {
             None => self.reached(id, Until::MemoryObserved),
             Some(problem) => {
@@ -80,9 +78,6 @@ impl Core {
                 let refusal = || Refusal::Memory { vm: name.clone(), problem: problem.clone() };
                 self.refuse_waiting(waits, refusal);
             }
-        }
-        if let Some(wish) = self.world.decide_rehome(id, &policies, now_ns) {
-            self.describe_first(id, None, Then::Rehome(wish));
         }
     }
 
@@ -92,7 +87,7 @@ impl Core {
         let (name, before) = (vm.name().to_owned(), vm.homing.hotness.problem.clone());
         let problem = outcome.as_ref().err().cloned();
         let (now_ns, policies) = (self.now_ns, self.policies);
-        self.world.take_hotness(id, &policies, outcome, now_ns);
+        self.world.note_hotness(id, &policies, outcome, now_ns);
         if let Some(problem) = problem.filter(|problem| before.as_ref() != Some(problem)) {
             self.log(Level::Info, format!("{name}: how hot its memory is is not known: {problem}"));
         }
@@ -101,7 +96,7 @@ impl Core {
     /// Where the memory of a VM is.
     pub(super) fn memory_of(&self, id: VmId) -> Result<api::VmMemory, Refusal> {
         let vm = self.vm(id).ok_or_else(|| Refusal::Ended { vm: "the VM".to_owned() })?;
-        let rests_ns = self.world.memory_rests_until_ns(id, self.now_ns);
+        let rests_ns = self.memories.memory_rests_until_ns(id, self.now_ns);
         let to_vcpus = self.policies.memory_goes_to_vcpus();
         Ok(render::vm_memory(vm, &self.policies, to_vcpus, rests_ns, self.now_ns))
     }

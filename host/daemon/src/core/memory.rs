@@ -8,7 +8,7 @@ use super::{
 use vnuma_api as api;
 use vnuma_policy::{
     Action, Reason,
-    scheduling::memory::MemoryReason,
+    memory_move::MemoryReason,
     world::{LastMemoryMove, MemoryMoved, VmId},
 };
 

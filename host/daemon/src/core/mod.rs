@@ -64,7 +64,7 @@ use std::{
 use vnuma_api as api;
 use vnuma_model::{ApicId, HostTopology};
 use vnuma_policy::{
-    Policies, World, decide,
+    Memories, Policies, World, decide,
     rehome::Rehome,
     sizing::Resize,
     world::{RequestId, Vm, VmId},
@@ -74,6 +74,8 @@ use vnuma_policy::{
 pub struct Core {
     world: World,
     policies: Policies,
+    /// What these remember.
+    memories: Memories,
     epochs: epochs::Epochs,
     /// Which VM is meant.
     registry: registry::Registry,
@@ -117,6 +119,7 @@ impl Core {
         Self {
             world: World::new(host),
             policies,
+            memories: Memories::default(),
             epochs: epochs::Epochs::after(first_epoch),
             registry: registry::Registry::default(),
             states: HashMap::new(),
@@ -141,11 +144,17 @@ impl Core {
     /// carried out.
     pub fn step(&mut self, now_ns: u64, event: Event) -> Vec<Command> {
         self.now_ns = now_ns;
+        let sampled = matches!(event, Event::Sampled(_));
         self.observe(event);
         self.advance();
         self.count();
-        self.world.refresh(&self.policies, now_ns);
-        let plan = decide(&self.world, &self.policies, now_ns);
+        let memories = std::mem::take(&mut self.memories);
+        let (mut plan, memories) = decide(&self.world, &self.policies, memories, now_ns);
+        self.memories = memories;
+        plan.note_waits(&mut self.world);
+        if sampled {
+            plan.steps.extend(self.ranks());
+        }
         self.act(plan);
         self.world.commit(&self.policies, now_ns);
         self.give_answers();
@@ -196,7 +205,7 @@ impl Core {
             Event::ProcessEnded(vm, pid) => self.process_ended(vm, pid),
             Event::HostChanged(host) => self.host_changed(host),
             Event::Requested(request, wanted) => self.requested(request, wanted),
-            Event::Sampled(reading) => self.sampled(*reading),
+            Event::Sampled(reading) => self.sampled(reading),
             Event::Confined(vm, pid, outcomes) => self.confined(vm, pid, outcomes),
             Event::Followed(vm, pid, outcome) => self.followed(vm, pid, outcome),
             Event::MemoryObserved(vm, pid, outcome) => self.memory_observed(vm, pid, outcome),

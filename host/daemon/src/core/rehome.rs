@@ -101,8 +101,7 @@ impl Core {
             self.state(id).counts.rehome(&RehomePhase::Stopped);
         }
         self.stop_memory(id, |_| true);
-        let (policies, now_ns) = (self.policies, self.now_ns);
-        self.world.begin_rehome(id, rehome, &policies, now_ns);
+        self.world.begin_rehome(id, rehome, self.now_ns);
         self.goes_on(id);
         let RehomeWish { guest_node, node, why, .. } = wish;
         let because = why.map(|why| format!(", as {}", render::why_rehomed(&why))).unwrap_or_default();
@@ -141,7 +140,7 @@ impl Core {
     /// The guest nodes of a VM and the last re-home, or one that is planned.
     pub(super) fn rehome_of(&self, id: VmId, planned: Option<&Rehome>) -> Result<api::Rehome, Refusal> {
         let vm = self.vm(id).ok_or_else(|| Refusal::Ended { vm: "the VM".to_owned() })?;
-        let stays = |node| self.world.stays_behind(id, node, &self.policies, self.now_ns);
+        let stays = |node| self.memories.stays_behind(&self.world, (id, node), &self.policies, self.now_ns);
         Ok(render::rehome(vm, &self.world.host, planned, stays))
     }
 

@@ -13,10 +13,12 @@ use vnuma_api as api;
 use vnuma_model::{CpuSet, DistanceMatrix, RunState};
 use vnuma_policy::{
     VcpuState,
-    scheduling::{Policy, Standing, VcpuSample, memory::MemoryReason},
+    memory_move::MemoryReason,
+    policies::{Quality, SchedulingMemory, Shown},
+    scheduling::{Policy, Standing, VcpuSample},
     world::{
         ChannelState, DescriptionSource, LastMemoryMove, LastStep, Link, ManagedVm, Mechanism, Others,
-        Quality, Schedule, Shown, StopReason, VcpuMask, Vm,
+        StopReason, VcpuMask, Vm, VmId, World,
     },
 };
 
@@ -209,7 +211,7 @@ fn device(vm: &Vm, described: &vnuma_model::VmDevice) -> api::VmDevice {
 }
 
 /// How the vCPUs of a VM are scheduled.
-pub(super) fn scheduling(vm: &Vm, schedule: &Schedule) -> api::Scheduling {
+pub(super) fn scheduling(id: VmId, vm: &Vm, world: &World, seen: &SchedulingMemory) -> api::Scheduling {
     let none = VcpuMask::default();
     let vcpu = |described: &vnuma_model::Vcpu| {
         let mask = vm.scheduling.masks.get(&described.apic_id).unwrap_or(&none);
@@ -227,7 +229,8 @@ pub(super) fn scheduling(vm: &Vm, schedule: &Schedule) -> api::Scheduling {
             last: mask.last.as_ref().map(step),
             ..api::VcpuScheduling::default()
         };
-        mask.shown.as_ref().map_or(shown.clone(), |figures| with_figures(shown, figures, schedule))
+        let figures = seen.shown(id, vm, described.apic_id);
+        figures.map_or(shown.clone(), |figures| with_figures(shown, figures, world))
     };
     api::Scheduling {
         vm: vm.name().to_owned(),
@@ -323,7 +326,7 @@ pub(super) fn memory_step(last: &LastMemoryMove) -> api::MemoryStep {
     }
 }
 
-fn with_figures(vcpu: api::VcpuScheduling, figures: &Shown, schedule: &Schedule) -> api::VcpuScheduling {
+fn with_figures(vcpu: api::VcpuScheduling, figures: &Shown, world: &World) -> api::VcpuScheduling {
     let standing = match figures.analysis.standing {
         Standing::Free => "free",
         Standing::Unmanaged => "unmanaged",
@@ -338,7 +341,7 @@ fn with_figures(vcpu: api::VcpuScheduling, figures: &Shown, schedule: &Schedule)
         Quality::Lost => ("lost", None),
         Quality::Assumed => ("assumed", None),
     };
-    let nodes = &schedule.machine().nodes;
+    let nodes = &world.periods().machine().nodes;
     let seen = figures.analysis.node.and_then(|node| nodes.get(node)).map(|node| node.id);
     api::VcpuScheduling {
         node: vcpu.node.or(seen),

@@ -53,13 +53,6 @@ impl Core {
         }
     }
 
-    /// Its memory was looked at: a policy may want another size.
-    pub(super) fn note_resizing(&mut self, id: VmId) {
-        if self.vm(id).is_some_and(|vm| vm.is_resized()) {
-            self.goes_on(id);
-        }
-    }
-
     pub(super) fn begin_resize(
         &mut self,
         request: Option<RequestId>,
@@ -103,6 +96,13 @@ impl Core {
         let (requests, changed) = self.world.advance_resizes(id, self.now_ns);
         self.ask_for_sizes(id, requests);
         changed.iter().for_each(|resize| self.log_resize(id, resize));
+    }
+
+    /// The controller wants a guest node to have another size.
+    pub(super) fn begin_wanted_resize(&mut self, id: VmId, resize: Resize) {
+        self.world.resize_begun(id, resize);
+        self.goes_on(id);
+        self.advance_resize(id);
     }
 
     fn ask_for_sizes(&mut self, id: VmId, requests: Vec<(GuestNodeId, Request)>) {

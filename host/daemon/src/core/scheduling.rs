@@ -2,7 +2,7 @@
 //!
 //! | mask of a vCPU | by |
 //! |---|---|
-//! | its operator's is remembered | `World::take_reading`, from what is read while no policy confines it |
+//! | its operator's is remembered | `World::note_reading`, from what is read while no policy confines it |
 //! | a policy's is set | a step of the plan, [`Command::Confine`]; recorded on disk, or with a domain of libvirt, before |
 //! | its operator's is set again | a step of the plan when the policy changes, or [`Command::RestoreMasks`] by the record |
 //! | its place is told to scx_vnuma, if that is loaded | the same steps; the affinity stays the operator's |
@@ -19,8 +19,9 @@ use super::{
 use vnuma_api as api;
 use vnuma_model::{ApicId, CpuSet, HostNode, HostTopology, Vcpu};
 use vnuma_policy::{
-    Action, Ranks, Reason,
-    scheduling::{Policy, Standing, Stealing, memory::MemoryReason},
+    Action, Memories, Ranks, Reason, Step,
+    memory_move::MemoryReason,
+    scheduling::{Policy, Standing, Stealing},
     world::{HostReading, MaskChange, Mechanism, Mover, RequestId, Vm, VmId},
 };
 use vnuma_process::ActError;
@@ -40,15 +41,15 @@ impl Core {
             let vm = managed.name().to_owned();
             return Ok(api::Scheduling { vm, policy, ..api::Scheduling::default() });
         };
-        Ok(render::scheduling(vm, self.world.schedule()))
+        Ok(render::scheduling(id, vm, &self.world, &self.memories.scheduling))
     }
 
     /// What the policies were given in the last period.
     pub fn observation(&self) -> Option<api::Observation> {
-        let schedule = self.world.schedule();
-        let last = schedule.last_period()?;
+        let (periods, scheduling) = (self.world.periods(), &self.memories.scheduling);
+        let (reading, last) = (periods.last()?, scheduling.last_period());
         let mut vms: Vec<(VmId, api::ObservedVm)> = Vec::new();
-        for (sample, assumed) in &last.vcpus {
+        for (sample, assumed) in last.vcpus.iter().zip(&last.assumed) {
             let key = sample.key;
             let Some(vm) = self.vm(key.vm) else { continue };
             let Some(operator) = vm.scheduling.masks.get(&key.vcpu).and_then(|mask| mask.operator.clone())
@@ -67,12 +68,12 @@ impl Core {
         let bare = |node: HostNode| HostNode { huge_pages: Vec::new(), ..node };
         Some(api::Observation {
             time_ns: last.time_ns,
-            period_ns: schedule.period_ns(),
-            source: schedule.source().unwrap_or_default().to_owned(),
-            bounds: schedule.last_bounds().map(|bounds| (bounds.low, bounds.high)),
+            period_ns: reading.period_ns,
+            source: reading.source.to_owned(),
+            bounds: scheduling.last_bounds().map(|bounds| (bounds.low, bounds.high)),
             host: HostTopology { nodes: host.nodes.into_iter().map(bare).collect(), ..host },
-            layout: schedule.layout().clone(),
-            idle: last.cpus.iter().map(|cpu| (cpu.cpu, cpu.idle_ns)).collect(),
+            layout: periods.layout().clone(),
+            idle: reading.cpus.iter().map(|cpu| (cpu.cpu, cpu.idle_ns)).collect(),
             vms: vms.into_iter().map(|(_, vm)| vm).collect(),
         })
     }
@@ -112,6 +113,7 @@ impl Core {
                     let by = mask.begun.as_ref().map(|begun| begun.why.policy);
                     let set = mask.policy.as_ref().and(mask.last.as_ref()).map(|last| last.why.policy);
                     by.or(set) == Some(vm.scheduling.policy)
+                        && !mask.released
                         && mask.wanted.is_none_or(|wanted| wanted.to.is_some())
                 })
             };
@@ -129,10 +131,9 @@ impl Core {
     }
 
     /// A period has ended.
-    pub(super) fn sampled(&mut self, reading: HostReading) {
-        let settings = self.policies.settings;
+    pub(super) fn sampled(&mut self, reading: Box<HostReading>) {
         self.read_locations(&reading);
-        for MaskChange { vm: id, vcpu, tid, mask } in self.world.take_reading(&settings, reading) {
+        for MaskChange { vm: id, vcpu, tid, mask } in self.world.note_reading(reading) {
             let Some((host, vm)) = self.world.vm_mut(id) else { continue };
             vm.unassign(host, vcpu);
             let pid = vm.description.pid;
@@ -140,27 +141,26 @@ impl Core {
             self.recount(id);
             self.taken_over(id, vcpu, &mask);
         }
-        self.rank_all();
     }
 
     /// scx_vnuma is told of the vCPUs that policies schedule: it lets idle CPUs steal them between two periods.
-    fn rank_all(&mut self) {
+    pub(super) fn ranks(&mut self) -> Vec<Step> {
         let (mut ranked, mut released, stealing) = (Vec::new(), Vec::new(), self.stealing());
+        let rank = |id, ranks, why| Step::now(id, Action::Rank(ranks, why));
         for (id, managed) in self.world.iter() {
             let Some(state) = self.states.get_mut(&id) else { continue };
             let vm = managed.vm.as_ref().filter(|vm| vm.scheduling.policy.acts());
             let now = vm.map(|vm| vm.description.pid);
             if let Some(pid) = std::mem::replace(&mut state.ranked, now).filter(|pid| now != Some(*pid)) {
-                released.push((id, pid));
+                released.push(rank(id, Ranks { pid, vcpus: Vec::new(), stealing }, Reason::Ended));
             }
             if let Some(vm) = vm {
-                ranked.push((id, Ranks { pid: vm.description.pid, vcpus: free_vcpus(vm), stealing }));
+                let vcpus = free_vcpus(&self.memories, id, vm);
+                ranked.push(rank(id, Ranks { pid: vm.description.pid, vcpus, stealing }, Reason::Period));
             }
         }
-        for (id, ranks) in ranked {
-            self.world.add_step(id, Action::Rank(ranks, Reason::Period));
-        }
-        released.into_iter().for_each(|(id, pid)| self.unrank(id, pid));
+        ranked.extend(released);
+        ranked
     }
 
     /// scx_vnuma forgets the vCPUs of this process.
@@ -383,9 +383,9 @@ impl Core {
 }
 
 /// Threads of the vCPUs that its policy may place, and how much each presses on a cache.
-fn free_vcpus(vm: &Vm) -> Vec<(i32, u32)> {
+fn free_vcpus(memories: &Memories, id: VmId, vm: &Vm) -> Vec<(i32, u32)> {
     let of = |vcpu: &Vcpu| {
-        let shown = vm.scheduling.masks.get(&vcpu.apic_id).and_then(|mask| mask.shown)?;
+        let shown = memories.scheduling.shown(id, vm, vcpu.apic_id)?;
         let pressure = (shown.analysis.pressure.unwrap_or(0.0) * 1000.0) as u32;
         (shown.analysis.standing == Standing::Free).then_some((vcpu.tid, pressure))
     };

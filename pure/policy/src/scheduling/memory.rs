@@ -21,77 +21,24 @@
 //! | nothing is moved while vCPUs are being placed | `held`: they have been where they are for some periods |
 
 use super::{Input, Settings, Standing, VcpuSample};
-use crate::{repatriation::HomeWhy, world::VmId};
-use std::{collections::BTreeMap, sync::Arc};
-use vnuma_model::{ApicId, GuestNodeId, HostNodeId};
+use crate::{
+    memory_move::{
+        BASE_KIB, HORIZON_NS, LEAST, MARGIN, MemoryCause, MemoryReason, MemoryWhy, MoveMemory, NodeMemory,
+        PAGE, PAGE_PRICE, SAVED_S, TENTH_NS, bytes_of,
+    },
+    world::VmId,
+};
+use std::collections::BTreeMap;
+use vnuma_model::ApicId;
 
-/// What moving a page of 4 KiB takes, in tenths of a local memory access: 100 accesses, or 10 us at 100 ns each. It is an
-/// assumption, on the high side. `move_pages` between the nodes of a Zen 3 server with two sockets was measured at 3.31 GB/s, or
-/// 1.2 us a page, with Linux 7.1 (S. Garg, "Re: [PATCH 0/7] Accelerate page migration with batch copying and hardware offload",
-/// linux-mm, 8 May 2026). Before Linux 6.3 it was about four times as slow (commit "migrate_pages: batch flushing TLB"). The rest
-/// is for the guest, whose vCPUs fault on these pages and flush their TLBs.
-pub const PAGE_PRICE: f64 = 1000.0;
-/// A page.
-pub(crate) const PAGE: u64 = 4096;
-/// The same, KiB.
-pub(crate) const BASE_KIB: u64 = 4;
-/// A tenth of a local memory access, nanoseconds.
-pub(crate) const TENTH_NS: f64 = 10.0;
-/// Time in which a move has to pay, nanoseconds.
-pub const HORIZON_NS: u64 = 60_000_000_000;
-/// By how much.
-pub const MARGIN: f64 = 2.0;
-/// Least that is moved at a time, bytes: less is not worth a walk of the page tables.
-pub const LEAST: u64 = 4 << 20;
-/// Seconds of its rate that a VM saves up.
-pub const SAVED_S: u64 = 20;
 /// Periods that vCPUs have to stay, if they cannot run where their memory is.
 pub const HELD_CANNOT: u32 = 3;
 /// Periods that they have to stay, if their policy keeps them elsewhere: it moves a vCPU again after as many.
 pub const HELD_KEPT: u32 = 10;
 /// A VM whose pages could not be moved rests for so long, nanoseconds.
 pub const REST_NS: u64 = 600_000_000_000;
-/// Least that stays free on a node: this part of its memory, and so many KiB.
-const RESERVE_PART: u64 = 16;
-const RESERVE_KIB: u64 = 128 << 10;
-
-/// Whatever a file says.
-fn bytes_of(kib: u64) -> u64 {
-    kib.saturating_mul(1024)
-}
-
 fn sum(counts: impl Iterator<Item = u64>) -> u64 {
     counts.fold(0, u64::saturating_add)
-}
-
-/// A node's memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct NodeMemory {
-    /// All of it, KiB.
-    pub total_kib: u64,
-    /// Free, KiB.
-    pub free_kib: u64,
-}
-
-impl NodeMemory {
-    /// What stays free, KiB.
-    pub fn reserve_kib(&self) -> u64 {
-        (self.total_kib / RESERVE_PART).max(RESERVE_KIB)
-    }
-
-    /// The same where pages are of this size: a pool of huge pages is there to be used up.
-    pub(crate) fn reserve_of(&self, page_kib: u64) -> u64 {
-        if page_kib > BASE_KIB { 0 } else { self.reserve_kib() }
-    }
-
-    /// What may come to it, bytes.
-    pub(crate) fn available(&self) -> u64 {
-        self.available_of(BASE_KIB)
-    }
-
-    pub(crate) fn available_of(&self, page_kib: u64) -> u64 {
-        bytes_of(self.free_kib.saturating_sub(self.reserve_of(page_kib)))
-    }
 }
 
 /// Memory of a VM that may go to the same nodes.
@@ -131,72 +78,6 @@ pub struct MemoryInput<'a> {
     pub now_ns: u64,
 }
 
-/// Why memory is moved.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MemoryCause {
-    /// Masks of operators keep the vCPUs from that node.
-    CannotRun,
-    /// The policy keeps the vCPUs elsewhere.
-    Kept,
-}
-
-impl MemoryCause {
-    /// For the log and for `watch`.
-    pub fn text(self) -> &'static str {
-        match self {
-            Self::CannotRun => "its vCPUs may not run there",
-            Self::Kept => "there is no room for its vCPUs there",
-        }
-    }
-}
-
-/// The figures of a move to vCPUs.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct MemoryWhy {
-    /// What made the policy act.
-    pub cause: MemoryCause,
-    /// Share of the VM's accesses that leave the node of the vCPU, before.
-    pub remote_share: f64,
-    /// The share that is expected after it.
-    pub expected_remote_share: f64,
-    /// Time that the move takes, nanoseconds of a CPU.
-    pub price_ns: f64,
-    /// Time that the VM's vCPUs are expected to save in each second, nanoseconds.
-    pub saving_ns_per_s: f64,
-}
-
-/// Memory of a VM is to be moved.
-#[derive(Clone, Debug, PartialEq)]
-pub struct MoveMemory {
-    /// Where it is.
-    pub from: HostNodeId,
-    /// Where it goes.
-    pub to: HostNodeId,
-    /// How much, at most.
-    pub bytes: u64,
-    /// Size of its pages, KiB: those of a pool, or the smallest. It moves by whole ones.
-    pub page_kib: u64,
-    /// What has to stay free where it goes, KiB: of the pool, if it is of one.
-    pub reserve_kib: u64,
-    /// Only what is at these addresses: the first, and the one after the last. `None`: all memory of the VM.
-    pub within: Option<(u64, u64)>,
-    /// Only these parts of that, one after the other. `None`: all of it, in any order.
-    pub parts: Option<Arc<[(u64, u64)]>>,
-    /// Why.
-    pub why: MemoryReason,
-}
-
-/// Why memory is moved.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum MemoryReason {
-    /// Its vCPUs cannot come to it, so that it goes to them.
-    Nearer(MemoryWhy),
-    /// It is displaced, and comes home.
-    Home(HomeWhy),
-    /// An operator wants this guest node to have another home.
-    Rehome(GuestNodeId),
-}
-
 /// A move that would pay, of all that can be moved from a node to another.
 #[derive(Clone, Copy, Debug)]
 struct Proposal {
@@ -227,11 +108,11 @@ struct Remembered {
 
 /// Decides which memory is moved. Positions in the machine are remembered: another machine needs another one.
 #[derive(Clone, Debug, Default)]
-pub struct MemoryMover {
+pub struct MemoryToVcpus {
     vms: BTreeMap<VmId, Remembered>,
 }
 
-impl MemoryMover {
+impl MemoryToVcpus {
     /// A period has ended. At most one move for each VM.
     pub fn decide(&mut self, settings: &Settings, all: &MemoryInput<'_>) -> Vec<(VmId, MoveMemory)> {
         self.vms.retain(|vm, _| all.vms.iter().any(|known| known.vm == *vm));
@@ -408,6 +289,7 @@ impl<'a> Flows<'a> {
             expected_remote_share: share(total - local + best.remote * part),
             price_ns: bytes as f64 / PAGE as f64 * PAGE_PRICE * TENTH_NS,
             saving_ns_per_s: best.saving * part * TENTH_NS * 1e9 / period_ns.max(1) as f64,
+            assumed: false,
         }
     }
 }

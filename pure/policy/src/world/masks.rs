@@ -13,10 +13,10 @@
 //! [`Mechanism`] says how a policy's mask is set. As an affinity it takes the place of the operator's. scx_vnuma is told of it
 //! instead, and the affinity stays the operator's.
 
-use super::{MemoryMoves, Others, Vm};
-use crate::scheduling::{Analysis, Machine, Place, Policy, Why};
+use super::{MemoryMoves, Others};
+use crate::scheduling::{Machine, Place, Policy, Why};
 use std::collections::BTreeMap;
-use vnuma_model::{ApicId, CpuSet, HostNodeId};
+use vnuma_model::{ApicId, CpuSet};
 
 /// A part of a policy's mask has to be seen for so long before it counts as set by somebody else.
 const NARROWED_NS: u64 = 2_000_000_000;
@@ -83,42 +83,6 @@ pub struct Begun {
     pub why: Why,
 }
 
-/// What the last period showed of a vCPU.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Shown {
-    /// What the analyzer says.
-    pub analysis: Analysis,
-    /// Share of the period on a CPU.
-    pub ran: f64,
-    /// Share of the period that it waited for one.
-    pub waited: f64,
-    /// Share of the period that it had no quota.
-    pub throttled: f64,
-    /// Share of the period that it is entitled to a CPU, of what it wanted.
-    pub entitled: f64,
-    /// `cpu.weight` of its control group.
-    pub weight: u32,
-    /// Node that most accesses go to, by the kernel's number.
-    pub affinity: Option<HostNodeId>,
-    /// How good the figures are.
-    pub quality: Quality,
-}
-
-/// How good the figures of a vCPU are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Quality {
-    /// Counted, for so many per mille of its time.
-    Counted(u32),
-    /// It was on no CPU.
-    DidNotRun,
-    /// Others had the counters.
-    Crowded,
-    /// Its counters could not be opened or read.
-    Lost,
-    /// There are no counters: the place of its VM's pages stands in for them.
-    Assumed,
-}
-
 /// A vCPU's mask.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct VcpuMask {
@@ -128,6 +92,8 @@ pub struct VcpuMask {
     pub policy: Option<PolicyMask>,
     /// A step that a policy wants.
     pub wanted: Option<Confine>,
+    /// Its VM has another policy: it is to have its operator's mask again.
+    pub released: bool,
     /// A step that is being made.
     pub begun: Option<Begun>,
     /// Before this time the mask was another one: what was read earlier says nothing.
@@ -140,8 +106,6 @@ pub struct VcpuMask {
     pub moves: u64,
     /// The last one.
     pub last: Option<LastStep>,
-    /// What the last period showed.
-    pub shown: Option<Shown>,
 }
 
 impl VcpuMask {
@@ -156,8 +120,14 @@ impl VcpuMask {
         self.policy.is_some() || self.begun.is_some()
     }
 
+    /// Is it as it is wanted?
+    pub fn is_settled(&self) -> bool {
+        self.begun.is_none() && self.wanted.is_none() && !self.released
+    }
+
     /// Somebody else has set this mask.
     pub fn set_by_operator(&mut self, mask: Option<CpuSet>, now_ns: u64) {
+        self.released = false;
         (self.operator, self.policy, self.wanted, self.narrowed_ns) = (mask, None, None, None);
         self.settled_ns = now_ns;
     }
@@ -230,17 +200,6 @@ impl VmScheduling {
     /// Is it worth a look every period?
     pub fn wants_readings(&self) -> bool {
         self.policy != Policy::Off || self.in_use()
-    }
-}
-
-impl Vm {
-    /// Steps that can be made now: one at a time for each vCPU, and none while an operator's move is asked for.
-    pub(crate) fn steps(&self) -> impl Iterator<Item = Confine> + '_ {
-        let moved = |vcpu: ApicId| self.moves.iter().any(|wanted| wanted.vcpu == vcpu);
-        let ready = move |(vcpu, mask): &(&ApicId, &VcpuMask)| {
-            self.scheduling.clean_ns.is_some() && mask.begun.is_none() && !moved(**vcpu)
-        };
-        self.scheduling.masks.iter().filter(ready).filter_map(|(_, mask)| mask.wanted)
     }
 }
 

@@ -6,12 +6,8 @@
 //!                  └── another policy ──┴──▶ stopped, with what was moved so far
 //! ```
 
-use super::{HostReading, Vm, VmId, World, reading::by_position, schedule::effective_policy};
-use crate::scheduling::{
-    Machine, Policy,
-    memory::{MemoryPart, MemoryReason, MoveMemory, NodeMemory, PAGE, VmMemory},
-};
-use vnuma_model::HostNodeId;
+use super::{VmId, World};
+use crate::memory_move::{MemoryReason, MoveMemory, PAGE};
 
 /// How far a move has got.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -32,7 +28,7 @@ pub struct MemoryMoved {
 
 impl MemoryMoved {
     /// Bytes that stayed.
-    fn stayed(&self) -> u64 {
+    pub(crate) fn stayed(&self) -> u64 {
         self.busy.saturating_add(self.shared).saturating_add(self.failed).saturating_mul(PAGE)
     }
 }
@@ -72,56 +68,13 @@ impl MemoryMoves {
     }
 
     /// When the last one ended, nanoseconds; 0 if there was none.
-    pub(super) fn ended_ns(&self) -> u64 {
+    pub(crate) fn ended_ns(&self) -> u64 {
         self.last.as_ref().and_then(|last| last.ended_ns).unwrap_or(0)
     }
 }
 
-impl Vm {
-    /// A move of its memory that can be begun now.
-    pub(crate) fn memory_step(&self) -> Option<MoveMemory> {
-        let memory = &self.scheduling.memory;
-        let ready = !memory.is_under_way() && self.scheduling.clean_ns.is_some();
-        memory.wanted.clone().filter(|_| ready)
-    }
-}
-
 impl World {
-    /// The memory of the VMs whose memory may be moved.
-    pub(super) fn memory_of_vms(&self, reading: &HostReading) -> (Vec<NodeMemory>, Vec<VmMemory>) {
-        let machine = self.schedule.machine();
-        if reading.memory.is_empty() {
-            return (Vec::new(), Vec::new());
-        }
-        let of = |id: HostNodeId| reading.memory.iter().find(|(node, ..)| *node == id);
-        let node = |id| of(id).map(|&(_, total_kib, free_kib)| NodeMemory { total_kib, free_kib });
-        let nodes = machine.nodes.iter().map(|known| node(known.id).unwrap_or_default()).collect();
-        let memory = |vm: &super::VmReading| {
-            let known = self.get(vm.vm)?.vm.as_ref().filter(|known| known.description.pid == vm.pid)?;
-            if effective_policy(known) != Policy::Vprobe {
-                return None;
-            }
-            let read = vm.memory.as_ref()?;
-            let scheduling = &known.scheduling;
-            let placed = scheduling.masks.values().all(|mask| mask.begun.is_none() && mask.wanted.is_none());
-            let moves = &scheduling.memory;
-            let fresh = read.read_ns > moves.ended_ns();
-            Some(VmMemory {
-                vm: vm.vm,
-                parts: read.parts.iter().map(|part| part_of(machine, part)).collect(),
-                fixed: by_position(machine, &read.fixed),
-                allowed: read.allowed.iter().filter_map(|&node| machine.position(node)).collect(),
-                ready: placed
-                    && fresh
-                    && moves.wanted.is_none()
-                    && !moves.is_under_way()
-                    && !known.is_rehomed(),
-            })
-        };
-        (nodes, reading.vms.iter().filter_map(memory).collect())
-    }
-
-    /// A policy wants memory to be moved.
+    /// A re-home wants memory to be moved.
     pub(super) fn want_memory(&mut self, id: VmId, step: MoveMemory) {
         if let Some(vm) = self.vms.get_mut(&id).and_then(|managed| managed.vm.as_mut()) {
             vm.scheduling.memory.wanted = Some(step);
@@ -132,7 +85,7 @@ impl World {
     /// A move has begun.
     pub fn memory_begun(&mut self, id: VmId, order: MoveMemory, now_ns: u64) -> Option<LastMemoryMove> {
         let assumed = match &order.why {
-            MemoryReason::Nearer(_) => self.schedule.assumes(),
+            MemoryReason::Nearer(why) => why.assumed,
             MemoryReason::Home(why) => why.assumed,
             MemoryReason::Rehome(_) => false,
         };
@@ -159,21 +112,13 @@ impl World {
             (memory.count, memory.bytes) = (memory.count + 1, memory.bytes.saturating_add(last.moved.bytes));
         }
         let last = last.clone();
-        let stayed = last.moved.stayed();
-        match &last.order.why {
-            _ if !ended => {}
-            MemoryReason::Nearer(_) => self.schedule.memory_ended(id, last.moved.bytes, stayed, now_ns),
-            MemoryReason::Home(_) => self.home_ended(id, &last.order, last.moved.bytes, stayed, now_ns),
-            MemoryReason::Rehome(_) => {
+        if ended {
+            // The policy that wanted it finds it as the last one.
+            self.touched.insert(id);
+            if matches!(last.order.why, MemoryReason::Rehome(_)) {
                 self.rehome_moved(id, &last.order, last.moved.problem.clone());
             }
         }
         Some(last)
     }
-}
-
-fn part_of(machine: &Machine, part: &super::MemoryRange) -> MemoryPart {
-    let positions =
-        |nodes: &Vec<HostNodeId>| nodes.iter().filter_map(|&node| machine.position(node)).collect();
-    MemoryPart { targets: part.targets.as_ref().map(positions), kib: by_position(machine, &part.kib) }
 }

@@ -9,33 +9,29 @@ mod link;
 mod masks;
 mod memory;
 mod others;
+mod period;
 mod reading;
 mod rehome;
-mod replug;
-mod schedule;
 mod sizing;
-mod stays;
 mod unplug;
 
 pub use channel::{ChannelEvent, ChannelState, Publisher, Replug};
 pub use homing::{Homing, Obstacle};
 pub use link::{FIRST_RETRY_NS, Link, LinkEvent};
-pub use masks::{Begun, Confine, LastStep, Mechanism, PolicyMask, Quality, Shown, VcpuMask, VmScheduling};
+pub use masks::{Begun, Confine, LastStep, Mechanism, PolicyMask, VcpuMask, VmScheduling};
 pub use memory::{LastMemoryMove, MemoryMoved, MemoryMoves};
 pub use others::Others;
+pub(crate) use period::effective_policy;
+pub use period::{MaskChange, Periods};
+pub(crate) use reading::by_position;
 pub use reading::{HostReading, MemoryRange, MemoryReading, VcpuReading, VmReading};
+pub(crate) use rehome::too_much_kept;
 pub use rehome::{RehomeObstacle, RehomeWish};
-pub use replug::{ReplugEnd, ReplugHistory};
-pub use schedule::{LastPeriod, MaskChange, Schedule};
 pub use sizing::{NodeSizing, ResizeObstacle, ResizeWish, SizeMode, WantedSize};
-pub use stays::{Stays, StaysWhy};
 pub use unplug::{UNPLUG_LIMIT_NS, Unplug, UnplugStep};
 pub use vnuma_model::{Accesses, ConnectionId, Counted, RequestId, StopReason, VmId};
 
-use crate::{
-    Action, Observation, Policies, Step, VcpuState, VmPlacement, migration::Migration,
-    rehome_policy::Rehomer, repatriation::Repatriator,
-};
+use crate::{Action, Observation, Policies, Step, VcpuState, VmPlacement, migration::Migration};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use vnuma_model::{
     Abilities, ApicId, GuestNodeId, HostNodeId, HostTopology, RunState, VcpuLocation, VmCandidate,
@@ -60,6 +56,17 @@ pub enum DescriptionSource {
     Kvm,
     /// The names of its threads. The numbers in them may not be APIC ids.
     ThreadNames,
+}
+
+/// How a replug ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReplugEnd {
+    /// The vCPU is in its new slot.
+    Done,
+    /// It is where it was.
+    Undone,
+    /// It is in both slots: the guest releases neither.
+    Both,
 }
 
 /// Who put a vCPU where it is.
@@ -141,8 +148,10 @@ pub struct Vm {
     pub moves: Vec<Move>,
     /// A replug that an operator wants.
     pub replug_wanted: Option<Replug>,
-    /// Replugs so far.
-    pub replugs: ReplugHistory,
+    /// How the last replug ended, and when.
+    pub replugged: Option<(ReplugEnd, u64)>,
+    /// When a vCPU is to be replugged, if nothing else happens.
+    pub(crate) replug_ns: Option<u64>,
     /// How its vCPUs are scheduled.
     pub scheduling: VmScheduling,
     /// Where its memory is, and what becomes of it when it is displaced.
@@ -186,9 +195,10 @@ impl Vm {
             unplug: None,
             moves: Vec::new(),
             replug_wanted: None,
-            replugs: ReplugHistory::default(),
+            replugged: None,
+            replug_ns: None,
             scheduling: VmScheduling::default(),
-            homing: Homing::default(),
+            homing: Homing::new(now_ns),
             stats: PublicationStats::default(),
             found_ns: now_ns,
             described_ns: now_ns,
@@ -202,6 +212,11 @@ impl Vm {
     /// Its guest has not arrived yet: its hypervisor waits for a migration.
     pub fn waits(&self) -> bool {
         self.description.run_state == RunState::Arriving
+    }
+
+    /// Its guest runs.
+    pub fn runs(&self) -> bool {
+        self.description.run_state == RunState::Running
     }
 
     /// A migration of it is under way.
@@ -323,7 +338,7 @@ impl Vm {
 
     /// vCPUs that could be replugged to a better node. A paused guest accepts none, and a guest with a channel needs none.
     /// While one is replugged the others stay astray. QEMU cannot unplug the vCPU that a machine boots with.
-    fn astray_now(&self) -> Vec<(ApicId, GuestNodeId)> {
+    pub(crate) fn astray_now(&self) -> Vec<(ApicId, GuestNodeId)> {
         let ready = self.source == DescriptionSource::Hypervisor
             && self.description.run_state == RunState::Running
             && !self.is_migrating()
@@ -407,10 +422,8 @@ impl ManagedVm {
         let publication = vm
             .filter(|vm| matches!(vm.channel.publisher(), Some(Publisher::Ready(_))))
             .and_then(|vm| vm.placement.next_deadline_ns(&policies.settle));
-        let replug =
-            vm.filter(|vm| vm.channel == ChannelState::Detached && self.responsive().is_some()).and_then(
-                |vm| vm.replugs.next_deadline_ns(&vm.description.spare_slots, policies.replug_after_ns?),
-            );
+        let may_replug = |vm: &&Vm| vm.channel == ChannelState::Detached && self.responsive().is_some();
+        let replug = vm.filter(may_replug).and_then(|vm| vm.replug_ns);
         let look = vm.and_then(|vm| vm.look_ns);
         let observation = vm.and_then(|vm| vm.homing.due_ns.filter(|_| !vm.homing.observing));
         let answers = self.responsive().is_some();
@@ -433,9 +446,9 @@ pub struct World {
     touched: BTreeSet<VmId>,
     /// Steps that operators, or what is under way, want since then.
     wanted: Vec<Step>,
-    schedule: Schedule,
-    repatriator: Repatriator,
-    rehomer: Rehomer,
+    periods: Periods,
+    /// Looks at memory that have ended, of all VMs.
+    looks: u64,
 }
 
 impl World {
@@ -488,8 +501,6 @@ impl World {
     /// Forgets a VM.
     pub fn remove(&mut self, id: VmId) -> Option<ManagedVm> {
         self.touched.insert(id);
-        self.repatriator.forget(id);
-        self.rehomer.forget(id);
         self.vms.remove(&id)
     }
 
@@ -511,7 +522,7 @@ impl World {
     /// Replaces the host's topology.
     pub fn host_changed(&mut self, host: HostTopology, now_ns: u64) {
         self.host = host;
-        self.schedule.host_changed();
+        self.periods.host_changed();
         for (id, managed) in &mut self.vms {
             if let Some(vm) = &mut managed.vm {
                 vm.placement.host_changed(&self.host, now_ns);
@@ -522,7 +533,7 @@ impl World {
 
     /// Something is to be done with a VM.
     pub fn add_step(&mut self, vm: VmId, action: Action) {
-        self.wanted.push(Step { vm, action });
+        self.wanted.push(Step::now(vm, action));
     }
 
     /// What is wanted so.
@@ -543,16 +554,10 @@ impl World {
         self.wanted.clear();
     }
 
-    /// Updates what is derived, for all VMs that changed or whose deadline has passed.
-    pub fn refresh(&mut self, policies: &Policies, now_ns: u64) {
+    /// Updates the deadlines of all VMs that changed or whose deadline has passed.
+    fn refresh(&mut self, policies: &Policies, now_ns: u64) {
         for id in self.due(now_ns) {
-            let deadline_ns = self.vms.get_mut(&id).and_then(|managed| {
-                if let Some(vm) = managed.vm.as_mut().filter(|_| policies.replug_after_ns.is_some()) {
-                    let astray = vm.astray_now();
-                    vm.replugs.note(astray, now_ns);
-                }
-                managed.deadline_ns(policies)
-            });
+            let deadline_ns = self.vms.get(&id).and_then(|managed| managed.deadline_ns(policies));
             if let Some(before_ns) = self.indexed.remove(&id) {
                 self.deadlines.remove(&(before_ns, id));
             }

@@ -12,7 +12,7 @@
 //! Which threads there are is not known here: they come and go. Who carries it out finds them, keeps their operators' masks,
 //! and looks again now and then.
 
-use super::{Vm, VmId, World, schedule::effective_policy};
+use super::{VcpuMask, Vm, VmId, World, period::effective_policy};
 use std::collections::BTreeSet;
 use vnuma_model::CpuSet;
 
@@ -50,7 +50,7 @@ impl Vm {
     /// Is it time to look where its other threads belong? Steps of its vCPUs come first.
     pub(crate) fn others_may_follow(&self) -> bool {
         let Self { scheduling, .. } = self;
-        let settled = || scheduling.masks.values().all(|mask| mask.begun.is_none() && mask.wanted.is_none());
+        let settled = || scheduling.masks.values().all(VcpuMask::is_settled);
         scheduling.others.look
             && scheduling.others.begun.is_none()
             && scheduling.clean_ns.is_some()
@@ -62,7 +62,7 @@ impl World {
     /// CPUs of the nodes that a policy has confined vCPUs of a VM to. `None`: there are none, or it is all nodes.
     pub fn cpus_of_others(&self, id: VmId) -> Option<CpuSet> {
         let vm = self.get(id)?.vm.as_ref().filter(|vm| effective_policy(vm).acts())?;
-        let machine = self.schedule().machine();
+        let machine = self.periods.machine();
         let places = vm.scheduling.masks.values().filter_map(|mask| mask.policy.as_ref()?.place(machine));
         let nodes: BTreeSet<usize> = places.map(|place| machine.node_at(place)).collect();
         if nodes.is_empty() || machine.with_cpus.iter().all(|node| nodes.contains(node)) {

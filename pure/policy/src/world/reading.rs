@@ -152,7 +152,7 @@ impl VcpuReading {
 }
 
 /// Nodes that the host does not have any more are left out.
-pub(super) fn by_position(machine: &Machine, list: &[(HostNodeId, u64)]) -> Vec<u64> {
+pub(crate) fn by_position(machine: &Machine, list: &[(HostNodeId, u64)]) -> Vec<u64> {
     let mut counts = vec![0_u64; machine.nodes.len()];
     for &(node, count) in list {
         if let Some(position) = machine.position(node) {

@@ -3,13 +3,13 @@
 use super::{ChannelState, Move, Mover, Publisher, Vm, VmId, World};
 use crate::{
     Due, Policies, VcpuState, backings,
+    memory_move::{BASE_KIB, MemoryReason, MoveMemory, NodeMemory},
     rehome::{Part, Rehome, RehomeStep, RehomeView},
-    rehome_policy::{NodeView, RehomeWhy},
+    rehome_policy::RehomeWhy,
     residency::{AreaSample, Keeps, MemoryObservation},
     resident_kib,
-    scheduling::memory::{BASE_KIB, MemoryReason, MoveMemory, NodeMemory},
 };
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use vnuma_model::{ApicId, GuestNodeId, HostNodeId, MemoryBacking, NumaPolicy};
 
 /// Why the memory of a guest node cannot get another home.
@@ -116,7 +116,7 @@ impl Vm {
     }
 
     /// vCPUs of a guest node: as its guest was told last or, where no home is near a vCPU, as it booted.
-    pub(super) fn vcpus_of(&self, guest_node: GuestNodeId) -> Vec<ApicId> {
+    pub(crate) fn vcpus_of(&self, guest_node: GuestNodeId) -> Vec<ApicId> {
         let is_its = |vcpu: &&vnuma_model::Vcpu| {
             let status = self.placement.vcpu(vcpu.apic_id);
             let approximate = status.is_some_and(|status| status.state == VcpuState::Approximate);
@@ -139,7 +139,7 @@ impl Vm {
     }
 
     /// The host node that all vCPUs of a guest node run on, if no guest node is at home there.
-    fn stays(&self, guest_node: GuestNodeId) -> Option<HostNodeId> {
+    pub(crate) fn stays(&self, guest_node: GuestNodeId) -> Option<HostNodeId> {
         let vcpus = self.vcpus_of(guest_node);
         let at = self.locations.get(vcpus.first()?)?.node;
         let there = |vcpu: &ApicId| self.locations.get(vcpu).is_some_and(|location| location.node == at);
@@ -204,59 +204,12 @@ impl World {
         Ok(rehome)
     }
 
-    /// The guest nodes of a VM, as a policy for their homes sees them after a look at its memory.
-    pub(super) fn node_views(
-        &self,
-        id: VmId,
-        vm: &Vm,
-        observed: &MemoryObservation,
-        policies: &Policies,
-    ) -> Vec<NodeView> {
-        let view = |guest_node: GuestNodeId| {
-            let samples = observed.of(guest_node);
-            let home = *vm.placement.homes().get(&guest_node)?;
-            let to_vcpus = policies.memory_goes_to_vcpus();
-            let may = |to: &HostNodeId| {
-                let kept = |sample: &&AreaSample| vm.obstacle(sample, *to, observed, to_vcpus).is_some();
-                !samples.iter().any(kept) && too_much_kept(&samples, *to).is_none()
-            };
-            let stays = vm.stays(guest_node).filter(may);
-            let movable = |to: HostNodeId| samples.iter().flat_map(move |sample| sample.movable(to));
-            let away = stays.into_iter().flat_map(movable);
-            Some(NodeView {
-                guest_node,
-                stays,
-                away_bytes: away.fold(0, |sum, (_, size)| sum.saturating_add(size.bytes)),
-                bytes: samples.iter().fold(0, |sum, sample| sum.saturating_add(sample.area.bytes)),
-                distance: stays.and_then(|to| self.host.distance(to, home)).unwrap_or(20),
-                saving: stays.and_then(|to| self.saving(id, observed, (home, to))),
-            })
-        };
-        let guest_nodes: BTreeSet<_> = observed.areas.iter().map(|sample| sample.area.guest_node).collect();
-        guest_nodes.into_iter().filter_map(view).collect()
-    }
-
-    /// The memory of a VM was looked at: a guest node that gets another home by itself, if one does.
-    pub fn decide_rehome(&mut self, id: VmId, policies: &Policies, now_ns: u64) -> Option<RehomeWish> {
-        let vm = self.get(id)?.vm.as_ref()?;
-        if vm.is_rehomed() || vm.is_resized() || vm.waits() || vm.is_migrating() {
-            return None;
-        }
-        let observed = vm.homing.observed.clone().filter(|_| vm.homing.problem.is_none())?;
-        let views = self.node_views(id, vm, &observed, policies);
-        let (guest_node, node, why) = self.rehomer.decide(&policies.rehome, id, &views, now_ns)?;
-        Some(RehomeWish { guest_node, node, dry_run: false, move_pinned: true, why: Some(why) })
-    }
-
     /// A re-home begins. One that has not ended is given up.
-    pub fn begin_rehome(&mut self, id: VmId, rehome: Rehome, policies: &Policies, now_ns: u64) {
-        self.repatriator.forget(id);
-        if rehome.why.is_none() {
-            self.rehomer.rehomed(&policies.rehome, id, rehome.guest_node, now_ns);
-        }
+    pub fn begin_rehome(&mut self, id: VmId, rehome: Rehome, now_ns: u64) {
         if let Some((_, vm)) = self.vm_mut(id) {
             vm.scheduling.memory.wanted = None;
-            vm.homing.rehome = Some(rehome);
+            vm.homing.since_ns = now_ns;
+            (vm.homing.rehome, vm.homing.rehome_ns) = (Some(rehome), Some(now_ns));
         }
     }
 
@@ -353,7 +306,7 @@ impl Vm {
 }
 
 /// What keeps so many pages of a guest node elsewhere that its home would not be there. Most of those that are kept are so for this.
-pub(super) fn too_much_kept(samples: &[&AreaSample], to: HostNodeId) -> Option<Keeps> {
+pub(crate) fn too_much_kept(samples: &[&AreaSample], to: HostNodeId) -> Option<Keeps> {
     let resident = samples.iter().fold(0_u64, |sum, one| sum.saturating_add(one.resident().bytes));
     let kept: Vec<_> = samples.iter().flat_map(|sample| sample.kept(to)).collect();
     let stays = kept.iter().fold(0_u64, |sum, (_, size)| sum.saturating_add(size.bytes));

@@ -2,14 +2,10 @@
 
 use super::{DescriptionSource, Vm, VmId, World};
 use crate::{
-    scheduling::memory::NodeMemory,
-    sizing::{
-        FIRST_REST_NS, LONGEST_REST_NS, Request, Resize, ResizePhase, SizeBounds, SizeInput, SizeSettings,
-        SizedBy, decide_size, most, sums,
-    },
+    memory_move::NodeMemory,
+    sizing::{Request, Resize, ResizePhase, SizeBounds, SizeSettings, SizedBy, most, sums},
 };
-use std::collections::BTreeMap;
-use vnuma_model::{GuestNodeId, HostNodeId, MemoryDevice, Rest, RunState};
+use vnuma_model::{GuestNodeId, HostNodeId, MemoryDevice, RunState};
 
 /// Who sizes a guest node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,10 +23,10 @@ pub struct NodeSizing {
     pub mode: Option<SizeMode>,
     /// The last change.
     pub resize: Option<Resize>,
-    /// When the controller changed it last.
-    changed_ns: Option<u64>,
-    /// The controller leaves it alone until then, and has done so for so long.
-    rest: Option<Rest>,
+    /// When that ended.
+    pub(crate) ended_ns: Option<u64>,
+    /// When its operator has said something last.
+    pub(crate) asked_ns: u64,
 }
 
 /// Why a guest node cannot have that size.
@@ -162,7 +158,7 @@ impl Vm {
 
 impl World {
     /// What guest nodes have plugged of a host node and have not touched yet, bytes.
-    fn promised(&self, node: HostNodeId) -> u64 {
+    pub(crate) fn promised(&self, node: HostNodeId) -> u64 {
         let vms = self.vms.values().filter_map(|managed| managed.vm.as_ref());
         let devices = vms.flat_map(|vm| {
             let its = vm.description.memory_devices.iter();
@@ -173,7 +169,7 @@ impl World {
 
     /// Where memory of a guest node is plugged from, all of that node, and what is free there beyond its reserve, as that was
     /// observed last.
-    fn room_for(&self, vm: &Vm, guest_node: GuestNodeId) -> Option<(HostNodeId, u64, i64)> {
+    pub(crate) fn room_for(&self, vm: &Vm, guest_node: GuestNodeId) -> Option<(HostNodeId, u64, i64)> {
         let node = vm.plugs_from(guest_node)?;
         let observed = vm.homing.observed.as_deref()?;
         let &(_, total_kib, free_kib) = observed.nodes.iter().find(|(known, ..)| *known == node)?;
@@ -248,14 +244,20 @@ impl World {
     ) {
         let Some((_, vm)) = self.vm_mut(id) else { return };
         let sizing = vm.homing.sizes.entry(guest_node).or_default();
-        sizing.mode = Some(mode);
-        sizing.rest = None;
+        (sizing.mode, sizing.asked_ns) = (Some(mode), now_ns);
         if resize.is_some() {
-            sizing.resize = resize;
+            (sizing.resize, sizing.ended_ns) = (resize, None);
         }
         if matches!(mode, SizeMode::Auto(_)) {
             vm.homing.due_ns.get_or_insert(now_ns.max(vm.homing.rests_until_ns));
         }
+    }
+
+    /// A change begins that the controller wants.
+    pub fn resize_begun(&mut self, id: VmId, resize: Resize) {
+        let Some((_, vm)) = self.vm_mut(id) else { return };
+        let sizing = vm.homing.sizes.entry(resize.guest_node).or_default();
+        (sizing.resize, sizing.ended_ns) = (Some(resize), None);
     }
 
     /// An operator ends the changes of a VM. What QEMU is to be asked for; `None`: there are none.
@@ -313,69 +315,12 @@ impl World {
         sizing.ended(now_ns);
         failed.then_some(resize)
     }
-
-    /// What was observed of a VM becomes changes of its guest nodes, where the controller sizes them.
-    pub(super) fn decide_sizes(&mut self, id: VmId, settings: &SizeSettings, now_ns: u64) {
-        let Some(vm) = self.get(id).and_then(|managed| managed.vm.as_ref()) else { return };
-        if vm.source != DescriptionSource::Hypervisor
-            || vm.description.run_state != RunState::Running
-            || vm.is_migrating()
-        {
-            return;
-        }
-        let mut wanted: BTreeMap<GuestNodeId, Resize> = BTreeMap::new();
-        for node in &vm.description.guest_nodes {
-            let sizing = vm.homing.sizes.get(&node.id).cloned().unwrap_or_default();
-            let active = sizing.resize.as_ref().is_some_and(Resize::is_active);
-            let Some(bounds) = vm.size_bounds(node.id, settings).filter(|_| !active) else { continue };
-            let Some((home, home_total, home_free)) = self.room_for(vm, node.id) else { continue };
-            let devices = vm.devices_of(node.id);
-            let (plugged, requested) = sums(&devices);
-            let input = SizeInput {
-                requested,
-                plugged,
-                block: devices.iter().map(|device| device.block_bytes).max().unwrap_or(0),
-                bounds,
-                home_total,
-                home_free,
-                promised: self.promised(home),
-                sharers: self.sharers(home, settings),
-                changed_ns: sizing.changed_ns,
-                rests_until_ns: sizing.rest.map_or(0, |rest| rest.until_ns()),
-                now_ns,
-            };
-            if let Some(bytes) = decide_size(settings, &input) {
-                wanted.insert(node.id, Resize::new(node.id, plugged, bytes, SizedBy::Policy, now_ns));
-            }
-        }
-        let Some((_, vm)) = self.vm_mut(id) else { return };
-        for (node, resize) in wanted {
-            let sizing = vm.homing.sizes.entry(node).or_default();
-            (sizing.resize, sizing.changed_ns) = (Some(resize), Some(now_ns));
-        }
-    }
-
-    /// Guest nodes that are sized by the controller and plug memory of this node.
-    fn sharers(&self, home: HostNodeId, settings: &SizeSettings) -> usize {
-        let vms = self.vms.values().filter_map(|managed| managed.vm.as_ref());
-        vms.flat_map(|vm| vm.description.guest_nodes.iter().map(move |node| (vm, node.id)))
-            .filter(|(vm, node)| {
-                vm.size_bounds(*node, settings).is_some() && vm.plugs_from(*node) == Some(home)
-            })
-            .count()
-    }
 }
 
 impl NodeSizing {
-    /// The controller leaves a guest alone for a while that did not do what it was asked for.
     fn ended(&mut self, now_ns: u64) {
-        let Some(resize) = self.resize.as_ref().filter(|resize| resize.by == SizedBy::Policy) else { return };
-        match resize.phase() {
-            ResizePhase::Partly | ResizePhase::Failed => {
-                self.rest.get_or_insert(Rest::new(FIRST_REST_NS, LONGEST_REST_NS)).begin(now_ns);
-            }
-            ResizePhase::Done => self.rest = None,
-            _ => {}
+        if self.resize.as_ref().is_some_and(|resize| !resize.is_active()) {
+            self.ended_ns.get_or_insert(now_ns);
         }
     }
 }

@@ -6,7 +6,7 @@ use vnuma_model::{GuestNode, HostNodeId, PageKind};
 use vnuma_policy::{
     Policies,
     hotness::{Hotness, Shares},
-    repatriation::MemoryPolicy,
+    memory_move::MemoryPolicy,
     residency::{AreaSample, Estimate, MemoryObservation},
     world::{Obstacle, Vm},
 };

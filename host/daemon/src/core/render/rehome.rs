@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 use vnuma_api as api;
 use vnuma_model::{GuestNode, GuestNodeId, HostTopology};
 use vnuma_policy::{
+    memory_move::{MemoryPolicy, MemoryReason},
+    policies::Stays,
     rehome::Rehome,
     rehome_policy::RehomeWhy,
-    repatriation::MemoryPolicy,
-    scheduling::memory::MemoryReason,
-    world::{ChannelState, Stays, Vm},
+    world::{ChannelState, Vm},
 };
 
 /// Where guest nodes are, why memory does not follow its vCPUs, and the last re-home or one that is planned.

@@ -21,7 +21,7 @@ use vnuma_hypervisor::resident::{
 };
 use vnuma_model::HostNodeId;
 use vnuma_observe::{page_moves::PageMoves, read_node_memory, read_node_pools};
-use vnuma_policy::{scheduling::memory::MemoryReason, world::MemoryMoved};
+use vnuma_policy::{memory_move::MemoryReason, world::MemoryMoved};
 use vnuma_process::{PAGES_AT_ONCE, PageState, find_pages, move_pages};
 
 /// Time of work after which a job ends, whatever is left of it.
@@ -335,7 +335,7 @@ fn ranges(
 mod tests {
     use super::*;
     use std::cell::{Cell, RefCell};
-    use vnuma_policy::scheduling::memory::{MemoryCause, MemoryWhy};
+    use vnuma_policy::memory_move::{MemoryCause, MemoryWhy};
 
     const START: u64 = 0x7f00_0000_0000;
     const HERE: HostNodeId = 0;
@@ -438,6 +438,7 @@ mod tests {
             expected_remote_share: 0.0,
             price_ns: 0.0,
             saving_ns_per_s: 0.0,
+            assumed: false,
         };
         let why = MemoryReason::Nearer(why);
         MoveMemory {

@@ -30,7 +30,7 @@ use std::{
 use tracing::{info, warn};
 use vnuma_observe::page_moves::PageMoves;
 use vnuma_policy::{
-    scheduling::memory::MoveMemory,
+    memory_move::MoveMemory,
     world::{MemoryMoved, VmId},
 };
 use vnuma_process::{Jobs, Next, Worker, Workers, prefer_this_thread};
@@ -192,7 +192,7 @@ mod tests {
     use std::sync::{Mutex, MutexGuard, PoisonError};
     use vnuma_hypervisor::resident::parse_guest_mappings;
     use vnuma_observe::read_node_memory;
-    use vnuma_policy::scheduling::memory::{MemoryCause, MemoryReason, MemoryWhy};
+    use vnuma_policy::memory_move::{MemoryCause, MemoryReason, MemoryWhy};
     use vnuma_process::open_pidfd;
 
     const MIB: usize = 1 << 20;
@@ -204,6 +204,7 @@ mod tests {
             expected_remote_share: 0.0,
             price_ns: 0.0,
             saving_ns_per_s: 0.0,
+            assumed: false,
         };
         let why = MemoryReason::Nearer(why);
         MoveMemory { from, to, bytes, page_kib: 4, reserve_kib: 0, within: None, parts: None, why }

@@ -3,6 +3,11 @@
 //! A replug costs more than a publication: a second of the guest's time, another CPU number, tasks that lose their affinity.
 //! So vCPUs are replugged late, one at a time, and only to a spare slot. After each failure of a guest the pause is longer.
 
+use super::{Now, PerVm, Propose};
+use crate::{
+    Action, Reason, Step,
+    world::{ChannelState, ManagedVm, Replug, ReplugEnd, Vm, VmId},
+};
 use std::collections::BTreeMap;
 use vnuma_model::{ApicId, Backoff, GuestNodeId};
 
@@ -14,15 +19,39 @@ const LAST_PAUSE_NS: u64 = 3600 * SECOND_NS;
 
 const PAUSES: Backoff = Backoff::new(FIRST_PAUSE_NS, LAST_PAUSE_NS);
 
-/// How a replug ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ReplugEnd {
-    /// The vCPU is in its new slot.
-    Done,
-    /// It is where it was.
-    Undone,
-    /// It is in both slots: the guest releases neither.
-    Both,
+/// Replugs vCPUs that have been astray for so long, nanoseconds, and those that an operator has asked for.
+pub struct Replugging(pub Option<u64>);
+
+/// What is remembered of vCPUs that are astray.
+#[derive(Clone, Debug, Default)]
+pub struct ReplugMemory(PerVm<ReplugHistory>);
+
+impl Propose for Replugging {
+    type Memory = ReplugMemory;
+
+    fn propose(&self, now: &Now<'_>, mut memory: ReplugMemory) -> (Vec<Step>, ReplugMemory) {
+        now.gone().for_each(|id| memory.0.forget(id));
+        let step = |(id, managed, vm): (VmId, &ManagedVm, &Vm)| {
+            let next = self.0.and_then(|after_ns| {
+                let history = memory.0.of(id, vm.found_ns);
+                history.note(vm.astray_now(), now.now_ns);
+                vm.replugged.into_iter().for_each(|(end, ended_ns)| history.notice(end, ended_ns));
+                history.next(&vm.description.spare_slots, after_ns)
+            });
+            if vm.channel != ChannelState::Detached || managed.responsive().is_none() {
+                return None;
+            }
+            let (action, not_before_ns) = match (vm.replug_wanted, next) {
+                (Some(replug), _) => (Action::Replug(replug, Reason::Requested), 0),
+                (None, Some((vcpu, node, due_ns))) => {
+                    (Action::Replug(Replug { vcpu, node }, Reason::Astray), due_ns)
+                }
+                (None, None) => return None,
+            };
+            Some(Step { vm: id, action, not_before_ns })
+        };
+        (now.vms().filter_map(step).collect(), memory)
+    }
 }
 
 /// What is known about replugs of one VM.
@@ -32,11 +61,12 @@ pub struct ReplugHistory {
     astray: BTreeMap<ApicId, (GuestNodeId, u64)>,
     pauses: Backoff,
     not_before_ns: u64,
+    noticed_ns: Option<u64>,
 }
 
 impl Default for ReplugHistory {
     fn default() -> Self {
-        Self { astray: BTreeMap::new(), pauses: PAUSES, not_before_ns: 0 }
+        Self { astray: BTreeMap::new(), pauses: PAUSES, not_before_ns: 0, noticed_ns: None }
     }
 }
 
@@ -50,30 +80,25 @@ impl ReplugHistory {
         }
     }
 
-    /// The vCPU to be replugged now, if there is one, and the guest node to plug it to. `spare` are the slots of each
-    /// node. The one that has been astray longest is the first, once it has been so for `after_ns`.
-    pub fn due(
+    /// The vCPU to be replugged next, if there is one, the guest node to plug it to, and when. `spare` are the slots of each node.
+    /// The one that has been astray longest is the first, once it has been so for `after_ns`.
+    pub fn next(
         &self,
         spare: &BTreeMap<GuestNodeId, u32>,
         after_ns: u64,
-        now_ns: u64,
-    ) -> Option<(ApicId, GuestNodeId)> {
-        if now_ns < self.not_before_ns {
-            return None;
-        }
-        let ripe = |since_ns: u64| now_ns.saturating_sub(since_ns) >= after_ns;
+    ) -> Option<(ApicId, GuestNodeId, u64)> {
         let has_slot = |node| spare.get(node).is_some_and(|&slots| slots > 0);
-        let due = self.astray.iter().filter(|(_, (node, since_ns))| ripe(*since_ns) && has_slot(node));
-        let (&vcpu, &(node, _)) = due.min_by_key(|(vcpu, (_, since_ns))| (*since_ns, **vcpu))?;
-        Some((vcpu, node))
+        let may = self.astray.iter().filter(|(_, (node, _))| has_slot(node));
+        let (&vcpu, &(node, since_ns)) = may.min_by_key(|(vcpu, (_, since_ns))| (*since_ns, **vcpu))?;
+        Some((vcpu, node, since_ns.saturating_add(after_ns).max(self.not_before_ns)))
     }
 
-    /// When [`due`](Self::due) will return something, if nothing else happens.
-    pub fn next_deadline_ns(&self, spare: &BTreeMap<GuestNodeId, u32>, after_ns: u64) -> Option<u64> {
-        let has_slot = |node| spare.get(node).is_some_and(|&slots| slots > 0);
-        let ripe = self.astray.values().filter(|(node, _)| has_slot(node));
-        let earliest_ns = ripe.map(|(_, since_ns)| since_ns.saturating_add(after_ns)).min()?;
-        Some(earliest_ns.max(self.not_before_ns))
+    /// The last replug has ended, which may be known already.
+    fn notice(&mut self, end: ReplugEnd, ended_ns: u64) {
+        if self.noticed_ns.is_none_or(|noticed_ns| noticed_ns < ended_ns) {
+            self.noticed_ns = Some(ended_ns);
+            self.ended(end, ended_ns);
+        }
     }
 
     /// A replug has ended. If the guest keeps both vCPUs nothing more is replugged by itself until a requested replug has
@@ -98,7 +123,7 @@ mod tests {
     const AFTER_NS: u64 = 10 * SECOND_NS;
 
     impl ReplugHistory {
-        fn next(
+        fn next_now(
             &mut self,
             astray: impl IntoIterator<Item = (ApicId, GuestNodeId)>,
             spare: &BTreeMap<GuestNodeId, u32>,
@@ -106,7 +131,8 @@ mod tests {
             now_ns: u64,
         ) -> Option<(ApicId, GuestNodeId)> {
             self.note(astray, now_ns);
-            self.due(spare, after_ns, now_ns)
+            let (vcpu, node, due_ns) = self.next(spare, after_ns)?;
+            (due_ns <= now_ns).then_some((vcpu, node))
         }
     }
 
@@ -118,7 +144,7 @@ mod tests {
     fn one_that_stays_astray_is_due_and_one_that_wanders_is_not() {
         let (mut history, spare) = (ReplugHistory::default(), slots(&[(0, 1), (1, 1)]));
         let mut at = |second: u64, astray: &[(ApicId, GuestNodeId)]| {
-            history.next(astray.iter().copied(), &spare, AFTER_NS, second * SECOND_NS)
+            history.next_now(astray.iter().copied(), &spare, AFTER_NS, second * SECOND_NS)
         };
         assert_eq!(at(0, &[(3, 1)]), None);
         assert_eq!(at(9, &[(3, 1), (2, 0)]), None);
@@ -134,16 +160,16 @@ mod tests {
     fn without_a_slot_the_next_one_has_its_turn() {
         let mut history = ReplugHistory::default();
         let astray = [(1, 0), (2, 1)];
-        assert_eq!(history.next(astray, &slots(&[]), 0, 5), None);
-        assert_eq!(history.next(astray, &slots(&[(0, 0), (1, 1)]), 0, 6), Some((2, 1)));
-        assert_eq!(history.next(astray, &slots(&[(0, 1), (1, 1)]), 0, 7), Some((1, 0)));
+        assert_eq!(history.next_now(astray, &slots(&[]), 0, 5), None);
+        assert_eq!(history.next_now(astray, &slots(&[(0, 0), (1, 1)]), 0, 6), Some((2, 1)));
+        assert_eq!(history.next_now(astray, &slots(&[(0, 1), (1, 1)]), 0, 7), Some((1, 0)));
     }
 
     #[test]
     fn after_each_failure_the_pause_is_longer_until_one_is_done() {
         let (mut history, spare) = (ReplugHistory::default(), slots(&[(0, 1)]));
         let due = |history: &mut ReplugHistory, second: u64| {
-            history.next([(1, 0)], &spare, 0, second * SECOND_NS).is_some()
+            history.next_now([(1, 0)], &spare, 0, second * SECOND_NS).is_some()
         };
         assert!(due(&mut history, 0));
         history.ended(ReplugEnd::Undone, 0);
@@ -175,7 +201,7 @@ mod tests {
             for (pause_ns, astray) in looks {
                 now_ns += pause_ns;
                 past.push((now_ns, astray.clone()));
-                let chosen = history.next(astray.clone(), &spare, AFTER_NS, now_ns);
+                let chosen = history.next_now(astray.clone(), &spare, AFTER_NS, now_ns);
                 let since = |vcpu: &ApicId, node: &GuestNodeId| {
                     let same = past.iter().rev().take_while(|(_, astray)| astray.get(vcpu) == Some(node));
                     same.last().map_or(now_ns, |(ns, _)| *ns)

@@ -2,11 +2,12 @@
 //!
 //! Nothing is decided here. The policy for homes, its operator and the kernel have decided; this says what for.
 
-use super::{Obstacle, Vm, VmId, World, rehome::too_much_kept};
+use super::{Memories, rehoming::node_views};
 use crate::{
     Policies,
     rehome_policy::{NodeView, Patience},
     residency::{AreaSample, Keeps, MemoryObservation},
+    world::{Obstacle, Vm, VmId, World, too_much_kept},
 };
 use std::collections::{BTreeMap, BTreeSet};
 use vnuma_model::{GuestNodeId, HostNodeId, NumaPolicy};
@@ -168,24 +169,24 @@ fn patience(patience: &Patience) -> String {
     }
 }
 
-impl World {
+impl Memories {
     /// Why the memory of a guest node does not follow its vCPUs. `None`: some of them run where a guest node is at home, or its memory
     /// is where they are.
     pub fn stays_behind(
         &self,
-        id: VmId,
-        guest_node: GuestNodeId,
+        world: &World,
+        (id, guest_node): (VmId, GuestNodeId),
         policies: &Policies,
         now_ns: u64,
     ) -> Option<Stays> {
-        let vm = self.get(id)?.vm.as_ref()?;
+        let vm = world.get(id)?.vm.as_ref()?;
         let vcpus_on: Vec<HostNodeId> = vm.nodes_of_vcpus(guest_node).into_iter().collect();
         let is_home = |node: &HostNodeId| vm.placement.homes().values().any(|home| home == node);
         if vcpus_on.iter().all(is_home) {
             return None;
         }
         let why = match vcpus_on[..] {
-            [to] => self.why_it_stays(id, (guest_node, to), policies, now_ns)?,
+            [to] => self.why_it_stays((world, id, vm), (guest_node, to), policies, now_ns)?,
             _ => StaysWhy::Spread,
         };
         Some(Stays { vcpus_on, why })
@@ -193,12 +194,11 @@ impl World {
 
     fn why_it_stays(
         &self,
-        id: VmId,
+        (world, id, vm): (&World, VmId, &Vm),
         (guest_node, to): (GuestNodeId, HostNodeId),
         policies: &Policies,
         now_ns: u64,
     ) -> Option<StaysWhy> {
-        let vm = self.get(id)?.vm.as_ref()?;
         let areas: Vec<_> =
             vm.memory_areas().into_iter().filter(|area| area.guest_node == guest_node).collect();
         let unknown = || StaysWhy::Unknown("where its hypervisor has it is not known".to_owned());
@@ -225,13 +225,13 @@ impl World {
         if let Some(why) = vm.what_keeps(&samples, to, observed, to_vcpus) {
             return Some(why);
         }
-        let views = self.node_views(id, vm, observed, policies);
+        let views = node_views((world, &self.scheduling.last), id, vm, observed, policies);
         let view: NodeView = views.into_iter().find(|view| view.guest_node == guest_node)?;
         if let Some((needed, free)) = lacking(&samples, to, observed) {
             let (needed_mib, free_mib) = (needed.div_ceil(1 << 20), free >> 20);
             return Some(StaysWhy::NoRoom { node: to, needed_mib, free_mib });
         }
-        self.rehomer.waits_for(&policies.rehome, id, &view, now_ns).map(StaysWhy::Waits)
+        self.rehoming.rehomer.waits_for(&policies.rehome, id, &view, now_ns).map(StaysWhy::Waits)
     }
 }
 

@@ -1,0 +1,302 @@
+//! Which of the steps that policies propose begin now.
+//!
+//! | about | order |
+//! |---|---|
+//! | a vCPU | a step that is under way, a move that was asked for, a policy's CPUs |
+//! | the pages of a VM | a move that is under way, a re-home, the way home, the way to its vCPUs |
+//! | the size and the home of a guest node | its size: a look at memory that leads to another size leads to no other home |
+//! | other threads of a VM | follow when none of its vCPUs is on its way |
+//!
+//! A step that cannot begin yet waits, and is noted as wanted: a move of pages or new CPUs for a vCPU until what is under way
+//! has ended, a step with a time until that has come. Any other is dropped; it is proposed again for as long as it is wanted.
+
+use super::Now;
+use crate::{
+    Action, Plan, Step,
+    memory_move::MemoryReason,
+    world::{Vm, VmId},
+};
+
+/// What becomes of a step.
+enum Verdict {
+    Begins,
+    Waits,
+    Dropped,
+}
+
+/// What the steps before it in the plan, of the same VM, have taken.
+#[derive(Default)]
+struct Taken {
+    vm: Option<VmId>,
+    vcpus: bool,
+    pages: bool,
+    size: bool,
+}
+
+/// Makes the plan of what was proposed, in the order of VMs and, of each, in the order in which [`place`] has actions.
+pub(super) fn settle_conflicts(now: Now<'_>, mut proposed: Vec<Step>) -> Plan {
+    proposed.sort_by_key(|step| (step.vm, place(&step.action)));
+    // What operators want, and what is under way, contends with no policy.
+    let mut plan = Plan { steps: now.world.wanted().to_vec(), ..Plan::default() };
+    let mut taken = Taken::default();
+    for step in proposed {
+        let Some(vm) = now.world.get(step.vm).and_then(|managed| managed.vm.as_ref()) else { continue };
+        if taken.vm != Some(step.vm) {
+            taken = Taken { vm: Some(step.vm), ..Taken::default() };
+        }
+        match verdict(vm, &step, &mut taken, now.now_ns) {
+            Verdict::Begins => plan.steps.push(step),
+            Verdict::Waits => plan.waits.push(step),
+            Verdict::Dropped => {}
+        }
+    }
+    plan.considered = now.due.into_iter().map(|(id, _)| id).collect();
+    plan
+}
+
+/// The first one of two that want the same comes first.
+fn place(action: &Action) -> u8 {
+    match action {
+        Action::SizeNode(_) => 0,
+        Action::RehomeNode(_) => 1,
+        Action::Move(..) => 2,
+        Action::Confine(_) => 3,
+        Action::Follow => 4,
+        Action::ObserveMemory => 5,
+        Action::WatchHotness => 6,
+        Action::MoveMemory(order) => match order.why {
+            MemoryReason::Rehome(_) => 7,
+            MemoryReason::Home(_) => 8,
+            MemoryReason::Nearer(_) => 9,
+        },
+        Action::Replug(..) => 10,
+        Action::Unplug(_) => 11,
+        Action::Publish(..) => 12,
+        // No policy proposes these.
+        _ => 13,
+    }
+}
+
+fn verdict(vm: &Vm, step: &Step, taken: &mut Taken, now_ns: u64) -> Verdict {
+    let begins_if = |ready: bool, otherwise| if ready { Verdict::Begins } else { otherwise };
+    let scheduling = &vm.scheduling;
+    match &step.action {
+        Action::Move(wanted, _) => {
+            let mask = scheduling.masks.get(&wanted.vcpu);
+            begins_if(mask.is_none_or(|mask| mask.begun.is_none()), Verdict::Dropped)
+        }
+        Action::Confine(confine) => {
+            taken.vcpus = true;
+            let moved = vm.moves.iter().any(|wanted| wanted.vcpu == confine.vcpu);
+            let begun = scheduling.masks.get(&confine.vcpu).is_none_or(|mask| mask.begun.is_some());
+            begins_if(scheduling.clean_ns.is_some() && !begun && !moved, Verdict::Waits)
+        }
+        Action::Follow => begins_if(!taken.vcpus, Verdict::Dropped),
+        Action::MoveMemory(_) if std::mem::replace(&mut taken.pages, true) => Verdict::Dropped,
+        Action::MoveMemory(_) => {
+            let ready = !scheduling.memory.is_under_way() && scheduling.clean_ns.is_some();
+            begins_if(ready, Verdict::Waits)
+        }
+        Action::ObserveMemory => {
+            begins_if(!vm.homing.observing && step.not_before_ns <= now_ns, Verdict::Waits)
+        }
+        Action::SizeNode(_) => {
+            taken.size = true;
+            Verdict::Begins
+        }
+        Action::RehomeNode(_) => begins_if(!taken.size, Verdict::Dropped),
+        _ => begins_if(step.not_before_ns <= now_ns, Verdict::Waits),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        Reason, World,
+        memory_move::{HomeCause, HomeWhy, MemoryPolicy, MoveMemory},
+        scheduling::{Cause, Figures, Policy, Why},
+        sizing::{Resize, SizedBy},
+        world::{Begun, Confine, DescriptionSource, ManagedVm, Move, Mover, RehomeWish, VcpuMask},
+    };
+    use proptest::prelude::*;
+    use vnuma_model::{HostTopology, Vcpu, VmCandidate, VmDescription};
+
+    const ID: VmId = 1;
+    const NOW_NS: u64 = 100;
+
+    /// A VM of two vCPUs, with masks that can be set.
+    fn world(change: impl FnOnce(&mut Vm)) -> World {
+        let mut world = World::new(HostTopology::default());
+        let vcpu =
+            |index: u32| Vcpu { index: index as _, apic_id: index, boot_node: None, tid: 10 + index as i32 };
+        let description = VmDescription { vcpus: vec![vcpu(0), vcpu(1)], ..description() };
+        let mut vm = Vm::new(&world.host, description, DescriptionSource::Hypervisor, 0);
+        vm.scheduling.clean_ns = Some(0);
+        vm.scheduling.masks = (0..2).map(|vcpu| (vcpu, VcpuMask::default())).collect();
+        change(&mut vm);
+        let managed = ManagedVm::new(VmCandidate::new("qmp:a", "a", 0), 0);
+        world.insert(ID, ManagedVm { vm: Some(vm), ..managed });
+        world
+    }
+
+    fn why() -> Why {
+        let (before, expected) = (Figures::default(), Figures::default());
+        Why {
+            policy: Policy::Vprobe,
+            cause: Cause::Memory,
+            pressure: None,
+            before,
+            expected,
+            caused_by: None,
+        }
+    }
+
+    fn confine(vcpu: u32) -> Action {
+        Action::Confine(Confine { vcpu, to: None, why: why() })
+    }
+
+    fn moved(vcpu: u32) -> Move {
+        Move { vcpu, node: 0, mover: Mover::Operator, request: Some(7), in_flight: false }
+    }
+
+    fn memory(why: MemoryReason) -> Action {
+        let (from, to, bytes, page_kib, reserve_kib) = (1, 0, 4096, 4, 0);
+        Action::MoveMemory(MoveMemory {
+            from,
+            to,
+            bytes,
+            page_kib,
+            reserve_kib,
+            within: None,
+            parts: None,
+            why,
+        })
+    }
+
+    fn home() -> MemoryReason {
+        MemoryReason::Home(HomeWhy {
+            policy: MemoryPolicy::Periodic,
+            cause: HomeCause::Period,
+            guest_node: 0,
+            displaced_bytes: 4096,
+            price_ns: 0.0,
+            saving_ns_per_s: 0.0,
+            assumed: true,
+            hottest_first: false,
+        })
+    }
+
+    /// What begins, and what waits, of these actions.
+    fn settled(world: &World, actions: Vec<Action>) -> (Vec<Action>, Vec<Action>) {
+        let steps = actions.into_iter().map(|action| Step::now(ID, action)).collect();
+        let plan = settle_conflicts(Now::new(world, NOW_NS), steps);
+        let actions = |steps: Vec<Step>| steps.into_iter().map(|step| step.action).collect();
+        (actions(plan.steps), actions(plan.waits))
+    }
+
+    #[test]
+    fn a_move_that_was_asked_for_comes_before_the_cpus_of_a_policy() {
+        let asked = Action::Move(moved(0), Reason::Requested);
+        let world = world(|vm| vm.moves.push(moved(0)));
+        let (begins, waits) = settled(&world, vec![confine(0), confine(1), asked.clone()]);
+        assert_eq!((begins, waits), (vec![asked, confine(1)], vec![confine(0)]));
+    }
+
+    #[test]
+    fn nothing_is_begun_with_a_vcpu_that_is_on_its_way() {
+        let begun = |vm: &mut Vm| {
+            let begun = Some(Begun { mask: None, why: why() });
+            vm.scheduling.masks.insert(0, VcpuMask { begun, ..VcpuMask::default() });
+        };
+        let asked = Action::Move(moved(0), Reason::Requested);
+        let (begins, waits) = settled(&world(begun), vec![asked, confine(0), Action::Follow]);
+        assert_eq!((begins, waits), (vec![], vec![confine(0)]), "the move stays asked for");
+        let (begins, _) = settled(&world(|_| {}), vec![Action::Follow]);
+        assert_eq!(begins, [Action::Follow]);
+    }
+
+    #[test]
+    fn pages_are_moved_for_a_re_home_before_they_come_home_or_go_to_vcpus() {
+        let rehome = || memory(MemoryReason::Rehome(0));
+        let (begins, waits) = settled(&world(|_| {}), vec![memory(home()), rehome()]);
+        assert_eq!((begins, waits), (vec![rehome()], vec![]));
+        let (begins, waits) = settled(&world(|vm| vm.scheduling.clean_ns = None), vec![rehome()]);
+        assert_eq!((begins, waits), (vec![], vec![rehome()]));
+    }
+
+    #[test]
+    fn a_guest_node_that_changes_its_size_gets_no_other_home() {
+        let resize = Action::SizeNode(Resize::new(0, 0, 4096, SizedBy::Policy, NOW_NS));
+        let wish = RehomeWish { guest_node: 0, node: 1, dry_run: false, move_pinned: true, why: None };
+        let (begins, waits) = settled(&world(|_| {}), vec![Action::RehomeNode(wish), resize.clone()]);
+        assert_eq!((begins, waits), (vec![resize], vec![]));
+        let (begins, _) = settled(&world(|_| {}), vec![Action::RehomeNode(wish)]);
+        assert_eq!(begins, [Action::RehomeNode(wish)]);
+    }
+
+    #[test]
+    fn a_step_with_a_time_waits_for_it() {
+        let step = |not_before_ns| Step { vm: ID, action: Action::ObserveMemory, not_before_ns };
+        let world = world(|_| {});
+        let plan = settle_conflicts(Now::new(&world, NOW_NS), vec![step(NOW_NS + 1)]);
+        assert_eq!((plan.steps, plan.waits), (vec![], vec![step(NOW_NS + 1)]));
+        let plan = settle_conflicts(Now::new(&world, NOW_NS), vec![step(NOW_NS)]);
+        assert_eq!((plan.steps.len(), plan.waits.len(), plan.considered), (1, 0, vec![ID]));
+    }
+
+    proptest! {
+        /// Whatever is proposed, whatever is under way: no two steps contend, and none with what is under way.
+        #[test]
+        fn no_two_steps_contend(
+            proposed in prop::collection::vec(0_usize..9, 0..12),
+            (asked, begun, clean) in any::<(bool, bool, bool)>(),
+        ) {
+            let resize = Action::SizeNode(Resize::new(0, 0, 4096, SizedBy::Policy, NOW_NS));
+            let wish = RehomeWish { guest_node: 0, node: 1, dry_run: false, move_pinned: true, why: None };
+            let all = [
+                Action::Move(moved(0), Reason::Requested),
+                confine(0),
+                confine(1),
+                Action::Follow,
+                Action::ObserveMemory,
+                memory(home()),
+                memory(MemoryReason::Rehome(0)),
+                resize,
+                Action::RehomeNode(wish),
+            ];
+            let proposed: Vec<Action> = proposed.into_iter().map(|at| all[at].clone()).collect();
+            let world = world(|vm| {
+                vm.moves.extend(asked.then(|| moved(0)));
+                let mask = vm.scheduling.masks.entry(0).or_default();
+                mask.begun = begun.then(|| Begun { mask: None, why: why() });
+                vm.scheduling.clean_ns = clean.then_some(0);
+            });
+            let (begins, waits) = settled(&world, proposed.clone());
+            prop_assert!(begins.iter().chain(&waits).all(|step| proposed.contains(step)));
+            let count = |is_it: fn(&Action) -> bool| begins.iter().filter(|step| is_it(step)).count();
+            let of_pages = count(|step| matches!(step, Action::MoveMemory(_)));
+            let wanted = proposed.iter().any(|step| matches!(step, Action::MoveMemory(_)));
+            prop_assert_eq!(of_pages, usize::from(wanted && clean));
+            prop_assert!(!begins.contains(&confine(0)) || !(asked || begun || !clean));
+            prop_assert!(!begins.contains(&all[0]) || !begun);
+            let confines = proposed.contains(&confine(0)) || proposed.contains(&confine(1));
+            prop_assert!(!begins.contains(&Action::Follow) || !confines);
+            let (sizes, homes) = (begins.contains(&all[7]), begins.contains(&all[8]));
+            prop_assert!(!(sizes && homes) && sizes == proposed.contains(&all[7]));
+        }
+    }
+
+    fn description() -> VmDescription {
+        VmDescription {
+            name: "a".into(),
+            pid: 1,
+            run_state: "running".into(),
+            guest_nodes: Vec::new(),
+            vcpus: Vec::new(),
+            spare_slots: Default::default(),
+            devices: Vec::new(),
+            memory_devices: Vec::new(),
+        }
+    }
+}

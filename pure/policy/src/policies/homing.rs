@@ -1,0 +1,183 @@
+//! When memory of VMs is looked at, and displaced memory that comes home.
+//!
+//! ```text
+//!   due ──▶ being observed ──▶ observed ──▶ a move ──▶ begun ──▶ ended ──▶ due
+//! ```
+//!
+//! A VM without a policy is observed when somebody asks. Before `adaptive` moves something, it is watched how hot that is, unless
+//! that is known of a short while ago: then it is decided again.
+
+use super::{LastPeriod, Now, PerVm, Propose};
+use crate::{
+    Action, Policies, Step,
+    hotness::Hotness,
+    memory_move::{MemoryPolicy, MemoryReason},
+    repatriation::{HomeArea, HomeInput, Repatriator, Stray},
+    residency::{AreaSample, MemoryObservation},
+    world::{Vm, VmId, World},
+};
+use vnuma_model::HostNodeId;
+
+/// Longest time between two observations while memory is coming home: what the rate allows is saved up for as long.
+const ROUND_NS: u64 = 10_000_000_000;
+
+/// Brings displaced memory home as the [`Repatriator`] says.
+pub struct Homing<'a> {
+    /// Settings.
+    pub policies: &'a Policies,
+    /// What was counted of vCPUs last.
+    pub period: &'a LastPeriod,
+}
+
+/// What is remembered of memory that comes home.
+#[derive(Clone, Debug, Default)]
+pub struct HomingMemory {
+    repatriator: Repatriator,
+    seen: PerVm<Seen>,
+}
+
+/// What was taken in of a VM.
+#[derive(Clone, Debug, Default)]
+struct Seen {
+    since_ns: u64,
+    look: u64,
+    watch: u64,
+    move_ended_ns: u64,
+}
+
+impl HomingMemory {
+    pub(super) fn rests_until_ns(&self, id: VmId, now_ns: u64) -> Option<u64> {
+        self.repatriator.rests_until_ns(id, now_ns)
+    }
+
+    /// What is new of a VM: a look at its memory, and anything that makes it worth to decide.
+    fn take_in(&mut self, id: VmId, vm: &Vm) -> (bool, bool) {
+        let homing = &vm.homing;
+        let seen = self.seen.of(id, vm.found_ns);
+        if std::mem::replace(&mut seen.since_ns, homing.since_ns) != homing.since_ns {
+            self.repatriator.forget(id);
+        }
+        let looked = std::mem::replace(&mut seen.look, homing.look) != homing.look;
+        let watched = std::mem::replace(&mut seen.watch, homing.hotness.watch) != homing.hotness.watch;
+        (looked, watched || (looked && homing.problem.is_none()))
+    }
+
+    /// Whether a move home has ended since the last decision.
+    fn move_ended(&mut self, id: VmId, vm: &Vm) -> bool {
+        let Some(last) = &vm.scheduling.memory.last else { return false };
+        let (Some(ended_ns), MemoryReason::Home(_)) = (last.ended_ns, &last.order.why) else { return false };
+        let seen = self.seen.of(id, vm.found_ns);
+        if ended_ns <= seen.move_ended_ns || ended_ns < vm.homing.since_ns {
+            return false;
+        }
+        seen.move_ended_ns = ended_ns;
+        self.repatriator.ended(id, &last.order, last.moved.bytes, last.moved.stayed(), ended_ns);
+        true
+    }
+}
+
+impl Propose for Homing<'_> {
+    type Memory = HomingMemory;
+
+    fn propose(&self, now: &Now<'_>, mut memory: HomingMemory) -> (Vec<Step>, HomingMemory) {
+        let (mut steps, settings) = (Vec::new(), &self.policies.memory);
+        for id in now.gone() {
+            memory.seen.forget(id);
+            memory.repatriator.forget(id);
+        }
+        for (id, _, vm) in now.vms() {
+            let mut look_ns = vm.homing.due_ns.filter(|due_ns| *due_ns <= now.now_ns);
+            if vm.homing.look > 0 {
+                let (looked, news) = memory.take_in(id, vm);
+                if news {
+                    steps.extend(self.decide(now, id, vm, &mut memory.repatriator));
+                }
+                let rested = |at_ns: u64| at_ns.max(vm.homing.rests_until_ns);
+                let ended = memory.move_ended(id, vm) && vm.homing.policy != MemoryPolicy::None;
+                // Where it is now is looked at as soon as that may cost something again, and soon while more is to come.
+                let again = ended.then(|| rested(now.now_ns)).or_else(|| {
+                    let in_round = looked && memory.repatriator.in_round(id);
+                    let wait_ns = settings.observe_ns.min(ROUND_NS);
+                    in_round.then(|| rested(now.now_ns.saturating_add(wait_ns)))
+                });
+                look_ns = look_ns.or(again);
+            }
+            steps.extend(look_ns.map(|not_before_ns| {
+                let action = Action::ObserveMemory;
+                Step { vm: id, action, not_before_ns }
+            }));
+        }
+        (steps, memory)
+    }
+}
+
+impl Homing<'_> {
+    /// What was observed becomes a move, if its policy wants one. Before that it is watched how hot it is.
+    fn decide(&self, now: &Now<'_>, id: VmId, vm: &Vm, repatriator: &mut Repatriator) -> Option<Step> {
+        let (world, now_ns, settings) = (now.world, now.now_ns, &self.policies.memory);
+        // What would come home is on its way to the new one.
+        let observed = vm.homing.observed.as_deref().filter(|_| !vm.is_rehomed())?;
+        let has_policy = |vm: &&Vm| vm.homing.policy != MemoryPolicy::None;
+        let vms = world.iter().filter_map(|(_, managed)| managed.vm.as_ref()).filter(has_policy).count();
+        let memory = &vm.scheduling.memory;
+        let hotness = vm.homing.hotness.now(now_ns).filter(|_| settings.hotness);
+        let areas = self.areas(world, vm, id, (observed, hotness));
+        let input = HomeInput {
+            vm: id,
+            policy: vm.homing.policy,
+            vms,
+            memory_bytes: observed.areas.iter().fold(0, |sum, one| sum.saturating_add(one.area.guest_bytes)),
+            areas: &areas,
+            ready: memory.wanted.is_none()
+                && !memory.is_under_way()
+                && observed.began_ns >= memory.ended_ns()
+                && vm.scheduling.clean_ns.is_some()
+                && !vm.homing.hotness.under_way
+                && !vm.waits()
+                && !vm.is_migrating(),
+            now_ns: observed.began_ns,
+        };
+        let (order, next) = repatriator.weigh(settings, &input);
+        let watch = settings.hotness && !vm.homing.hotness.holds(now_ns);
+        if watch && input.policy == MemoryPolicy::Adaptive && order.is_some() {
+            return Some(Step::now(id, Action::WatchHotness));
+        }
+        repatriator.remember(id, next);
+        Some(Step::now(id, Action::MoveMemory(order?)))
+    }
+
+    /// What of a VM's memory may come home.
+    fn areas(
+        &self,
+        world: &World,
+        vm: &Vm,
+        id: VmId,
+        (observed, hotness): (&MemoryObservation, Option<&Hotness>),
+    ) -> Vec<HomeArea> {
+        let to_vcpus = self.policies.memory_goes_to_vcpus();
+        let of = |sample: &AreaSample| {
+            let home = *vm.placement.homes().get(&sample.area.guest_node)?;
+            if vm.obstacle(sample, home, observed, to_vcpus).is_some() {
+                return None;
+            }
+            let stray = |(node, size): (HostNodeId, crate::residency::Estimate)| Stray {
+                node,
+                bytes: size.bytes,
+                high: size.high,
+                distance: world.host.distance(home, node).unwrap_or(20),
+                saving: self.period.saving(world, id, observed, (node, home)),
+                heat: hotness.map(|hotness| hotness.heat(observed, sample, node)),
+            };
+            let end = sample.area.start.saturating_add(sample.area.bytes);
+            Some(HomeArea {
+                guest_node: sample.area.guest_node,
+                home,
+                within: (sample.area.start, end),
+                page_kib: sample.area.page_kib,
+                strays: sample.movable(home).into_iter().map(stray).collect(),
+                room: observed.room(home, sample.area.page_kib),
+            })
+        };
+        observed.areas.iter().filter_map(of).collect()
+    }
+}

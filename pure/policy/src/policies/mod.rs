@@ -1,0 +1,142 @@
+//! The policies, and the one decision that is made of what they propose.
+//!
+//! | policy | proposes |
+//! |---|---|
+//! | [`Moving`] | moves of vCPUs and memory that were asked for |
+//! | [`Scheduling`] | CPUs for vCPUs, and that the other threads of a VM follow them |
+//! | [`MemoryForVcpus`] | memory that goes to its vCPUs |
+//! | [`Homing`] | looks at memory, and that displaced memory comes home |
+//! | [`Rehoming`] | guest nodes that get another home |
+//! | [`Sizing`] | guest nodes that grow and shrink |
+//! | [`Replugging`] | vCPUs that are replugged to the right guest node |
+//! | [`Unplugging`] | that a guest is asked for its channel's device again |
+//! | [`Settling`] | publications |
+//!
+//! A policy is a pure function: it gets all that is known, its own memory and the time, and returns steps and its next memory. It
+//! changes nothing. [`settle_conflicts`](conflicts::settle_conflicts) has the last word on each step.
+
+mod conflicts;
+mod homing;
+mod moving;
+mod rehoming;
+mod replugging;
+mod scheduling;
+mod settling;
+mod sizing;
+mod stays;
+mod unplugging;
+mod vcpu_memory;
+
+pub use homing::{Homing, HomingMemory};
+pub use moving::Moving;
+pub use rehoming::{Rehoming, RehomingMemory};
+pub use replugging::{ReplugHistory, ReplugMemory, Replugging};
+pub use scheduling::{LastPeriod, Quality, Scheduling, SchedulingMemory, Shown};
+pub use settling::Settling;
+pub use sizing::{Sizing, SizingMemory};
+pub use stays::{Stays, StaysWhy};
+pub use unplugging::Unplugging;
+pub use vcpu_memory::{MemoryForVcpus, VcpuMemory};
+
+use crate::{
+    Plan, Policies, Step,
+    world::{ManagedVm, Vm, VmId, World},
+};
+use std::{collections::BTreeMap, mem::take};
+
+/// A policy. Pure: the same world, memory and time give the same steps and the same next memory.
+pub trait Propose {
+    /// What it remembers from one decision to the next. Nothing else sees it, and none of it has to survive.
+    type Memory;
+
+    /// The steps that it wants, and what it remembers of them.
+    fn propose(&self, now: &Now<'_>, memory: Self::Memory) -> (Vec<Step>, Self::Memory);
+}
+
+/// What each policy remembers.
+#[derive(Clone, Debug, Default)]
+pub struct Memories {
+    /// Of scheduling; it is shown.
+    pub scheduling: SchedulingMemory,
+    vcpu_memory: VcpuMemory,
+    homing: HomingMemory,
+    rehoming: RehomingMemory,
+    sizing: SizingMemory,
+    replugging: ReplugMemory,
+}
+
+/// Decides what is to be done now, for the VMs that changed or whose deadline has passed.
+pub fn decide(world: &World, policies: &Policies, mut memories: Memories, now_ns: u64) -> (Plan, Memories) {
+    let (now, all, settings) = (Now::new(world, now_ns), &mut memories, &policies.settings);
+    let proposed = [
+        ask(Moving, &now, &mut ()),
+        ask(Scheduling(settings), &now, &mut all.scheduling),
+        ask(MemoryForVcpus { settings, period: &all.scheduling.last }, &now, &mut all.vcpu_memory),
+        ask(Homing { policies, period: &all.scheduling.last }, &now, &mut all.homing),
+        ask(Rehoming { policies, period: &all.scheduling.last }, &now, &mut all.rehoming),
+        ask(Sizing(&policies.sizes), &now, &mut all.sizing),
+        ask(Replugging(policies.replug_after_ns), &now, &mut all.replugging),
+        ask(Unplugging, &now, &mut ()),
+        ask(Settling(&policies.settle), &now, &mut ()),
+    ];
+    (conflicts::settle_conflicts(now, proposed.into_iter().flatten().collect()), memories)
+}
+
+fn ask<P: Propose<Memory: Default>>(policy: P, now: &Now<'_>, memory: &mut P::Memory) -> Vec<Step> {
+    let (steps, next) = policy.propose(now, take(memory));
+    *memory = next;
+    steps
+}
+
+impl Memories {
+    /// Until when memory of a VM that could not be moved rests.
+    pub fn memory_rests_until_ns(&self, id: VmId, now_ns: u64) -> Option<u64> {
+        self.homing.rests_until_ns(id, now_ns)
+    }
+}
+
+/// What policies decide about.
+pub struct Now<'a> {
+    /// All that is known.
+    pub world: &'a World,
+    /// The time, nanoseconds.
+    pub now_ns: u64,
+    due: Vec<(VmId, Option<&'a ManagedVm>)>,
+}
+
+impl<'a> Now<'a> {
+    /// VMs that changed or whose deadline has passed.
+    fn new(world: &'a World, now_ns: u64) -> Self {
+        let due = world.due(now_ns).into_iter().map(|id| (id, world.get(id))).collect();
+        Self { world, now_ns, due }
+    }
+
+    /// Those of them whose vCPUs are known.
+    pub fn vms(&self) -> impl Iterator<Item = (VmId, &'a ManagedVm, &'a Vm)> {
+        self.due.iter().filter_map(|&(id, managed)| Some((id, managed?, managed?.vm.as_ref()?)))
+    }
+
+    /// Those of them that are gone.
+    pub fn gone(&self) -> impl Iterator<Item = VmId> {
+        let is_gone = |managed: &Option<&ManagedVm>| managed.is_none_or(|managed| managed.vm.is_none());
+        self.due.iter().filter(move |(_, managed)| is_gone(managed)).map(|(id, _)| *id)
+    }
+}
+
+/// What is remembered of each VM. It is forgotten with the VM, and when another one is found in its place.
+#[derive(Clone, Debug, Default)]
+pub struct PerVm<T>(BTreeMap<VmId, (u64, T)>);
+
+impl<T: Default> PerVm<T> {
+    fn of(&mut self, id: VmId, found_ns: u64) -> &mut T {
+        let known = self.0.entry(id).or_default();
+        if known.0 != found_ns {
+            *known = (found_ns, T::default());
+        }
+        &mut known.1
+    }
+
+    fn forget(&mut self, id: VmId) {
+        self.0.remove(&id);
+    }
+}

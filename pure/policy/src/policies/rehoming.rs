@@ -1,0 +1,101 @@
+//! Guest nodes that get another home by themselves.
+
+use super::{LastPeriod, Now, PerVm, Propose};
+use crate::{
+    Action, Policies, Step,
+    rehome_policy::{NodeView, Rehomer},
+    residency::{AreaSample, MemoryObservation},
+    world::{RehomeWish, Vm, VmId, World, too_much_kept},
+};
+use std::collections::BTreeSet;
+use vnuma_model::{GuestNodeId, HostNodeId};
+
+/// Asks for re-homes as the [`Rehomer`] says.
+pub struct Rehoming<'a> {
+    /// Settings.
+    pub policies: &'a Policies,
+    /// What was counted of vCPUs last.
+    pub period: &'a LastPeriod,
+}
+
+/// What is remembered of where vCPUs stay.
+#[derive(Clone, Debug, Default)]
+pub struct RehomingMemory {
+    pub(super) rehomer: Rehomer,
+    seen: PerVm<Seen>,
+}
+
+/// What was taken in of a VM.
+#[derive(Clone, Debug, Default)]
+struct Seen {
+    look: u64,
+    rehome_ns: Option<u64>,
+}
+
+impl Propose for Rehoming<'_> {
+    type Memory = RehomingMemory;
+
+    fn propose(&self, now: &Now<'_>, mut memory: RehomingMemory) -> (Vec<Step>, RehomingMemory) {
+        for id in now.gone() {
+            memory.seen.forget(id);
+            memory.rehomer.forget(id);
+        }
+        let looked_at = now.vms().filter(|(_, _, vm)| vm.homing.look > 0 || vm.homing.rehome.is_some());
+        let wish = |(id, _, vm): (VmId, _, &Vm)| {
+            let seen = memory.seen.of(id, vm.found_ns);
+            let begun = std::mem::replace(&mut seen.rehome_ns, vm.homing.rehome_ns) != vm.homing.rehome_ns;
+            if let Some(rehome) = vm.homing.rehome.as_ref().filter(|rehome| begun && rehome.why.is_none()) {
+                memory.rehomer.rehomed(&self.policies.rehome, id, rehome.guest_node, now.now_ns);
+            }
+            let looked = std::mem::replace(&mut seen.look, vm.homing.look) != vm.homing.look;
+            let wish = looked.then(|| self.decide(now, id, vm, &mut memory.rehomer))??;
+            Some(Step::now(id, Action::RehomeNode(wish)))
+        };
+        (looked_at.filter_map(wish).collect(), memory)
+    }
+}
+
+impl Rehoming<'_> {
+    /// The memory of a VM was looked at: a guest node that gets another home by itself, if one does.
+    fn decide(&self, now: &Now<'_>, id: VmId, vm: &Vm, rehomer: &mut Rehomer) -> Option<RehomeWish> {
+        if vm.is_rehomed() || vm.is_resized() || vm.waits() || vm.is_migrating() {
+            return None;
+        }
+        let observed = vm.homing.observed.as_deref().filter(|_| vm.homing.problem.is_none())?;
+        let views = node_views((now.world, self.period), id, vm, observed, self.policies);
+        let (guest_node, node, why) = rehomer.decide(&self.policies.rehome, id, &views, now.now_ns)?;
+        Some(RehomeWish { guest_node, node, dry_run: false, move_pinned: true, why: Some(why) })
+    }
+}
+
+/// The guest nodes of a VM after a look at its memory.
+pub(super) fn node_views(
+    (world, period): (&World, &LastPeriod),
+    id: VmId,
+    vm: &Vm,
+    observed: &MemoryObservation,
+    policies: &Policies,
+) -> Vec<NodeView> {
+    let view = |guest_node: GuestNodeId| {
+        let samples = observed.of(guest_node);
+        let home = *vm.placement.homes().get(&guest_node)?;
+        let to_vcpus = policies.memory_goes_to_vcpus();
+        let may = |to: &HostNodeId| {
+            let kept = |sample: &&AreaSample| vm.obstacle(sample, *to, observed, to_vcpus).is_some();
+            !samples.iter().any(kept) && too_much_kept(&samples, *to).is_none()
+        };
+        let stays = vm.stays(guest_node).filter(may);
+        let movable = |to: HostNodeId| samples.iter().flat_map(move |sample| sample.movable(to));
+        let away = stays.into_iter().flat_map(movable);
+        Some(NodeView {
+            guest_node,
+            stays,
+            away_bytes: away.fold(0, |sum, (_, size)| sum.saturating_add(size.bytes)),
+            bytes: samples.iter().fold(0, |sum, sample| sum.saturating_add(sample.area.bytes)),
+            distance: stays.and_then(|to| world.host.distance(to, home)).unwrap_or(20),
+            saving: stays.and_then(|to| period.saving(world, id, observed, (home, to))),
+        })
+    };
+    let guest_nodes: BTreeSet<_> = observed.areas.iter().map(|sample| sample.area.guest_node).collect();
+    guest_nodes.into_iter().filter_map(view).collect()
+}
