@@ -14,7 +14,8 @@
 //! ```
 //!
 //! Not drawn: `AttachFoundForeign` leads from `Attaching` to `Lost`, `FoundPlugged` from `Lost` to `Recovering`, `FoundUnplugged`
-//! from every plugged state to `Detached`, and `ConnectionLost` ends what is in flight. The table of the tests is complete.
+//! from every plugged state to `Detached`, and `ConnectionLost` ends what is in flight. The tests visit every state
+//! that can be reached.
 //!
 //! The device is plugged in `Attached`, `Detaching`, `Recovering`, `Lost` and `LostDetaching`. Only in the first two does this
 //! process publish through it. vCPUs are replugged only where there is no channel.
@@ -177,20 +178,6 @@ mod tests {
 
     const REPLUG: Replug = Replug { vcpu: 1, node: 0 };
 
-    const STATES: [S; 11] = [
-        S::Detached,
-        S::Replugging(REPLUG),
-        S::Attaching,
-        S::AttachTimedOut,
-        S::Recovering,
-        S::Attached(Ready(8)),
-        S::Attached(Publishing(8)),
-        S::Detaching(Ready(8)),
-        S::Detaching(Publishing(8)),
-        S::Lost,
-        S::LostDetaching,
-    ];
-
     const EVENTS: [E; 19] = [
         E::AttachRequested,
         E::Attached(9),
@@ -213,79 +200,156 @@ mod tests {
         E::ConnectionLost,
     ];
 
-    /// Everything that changes a state; all other pairs change nothing.
-    const TABLE: [(S, E, S); 55] = [
-        (S::Detached, E::AttachRequested, S::Attaching),
-        (S::Detached, E::FoundPlugged, S::Recovering),
-        (S::Detached, E::ReplugStarted(REPLUG), S::Replugging(REPLUG)),
-        (S::Replugging(REPLUG), E::ReplugEnded, S::Detached),
-        (S::Replugging(REPLUG), E::ConnectionLost, S::Detached),
-        (S::Attaching, E::Attached(9), S::Attached(Ready(9))),
-        (S::Attaching, E::AttachFailed, S::Detached),
-        (S::Attaching, E::AttachTimedOut, S::AttachTimedOut),
-        (S::Attaching, E::AttachFoundForeign, S::Lost),
-        (S::Attaching, E::ConnectionLost, S::Detached),
-        (S::AttachTimedOut, E::AttachRequested, S::Attaching),
-        (S::AttachTimedOut, E::FoundPlugged, S::LostDetaching),
-        (S::AttachTimedOut, E::FoundUnplugged, S::Detached),
-        (S::Recovering, E::Recovered(9), S::Attached(Ready(9))),
-        (S::Recovering, E::RecoverFailed, S::Lost),
-        (S::Recovering, E::ConnectionLost, S::Lost),
-        (S::Recovering, E::FoundUnplugged, S::Detached),
-        (S::Recovering, E::Released, S::Detached),
-        (S::Recovering, E::DetachDone, S::Detached),
-        (S::Attached(Ready(8)), E::DetachRequested, S::Detaching(Ready(8))),
-        (S::Attached(Ready(8)), E::FoundUnplugged, S::Detached),
-        (S::Attached(Ready(8)), E::Released, S::Detached),
-        (S::Attached(Ready(8)), E::DetachDone, S::Detached),
-        (S::Attached(Ready(8)), E::PublishStarted, S::Attached(Publishing(8))),
-        (S::Attached(Ready(8)), E::PublishFailed, S::Lost),
-        (S::Attached(Publishing(8)), E::DetachRequested, S::Detaching(Publishing(8))),
-        (S::Attached(Publishing(8)), E::FoundUnplugged, S::Detached),
-        (S::Attached(Publishing(8)), E::Released, S::Detached),
-        (S::Attached(Publishing(8)), E::DetachDone, S::Detached),
-        (S::Attached(Publishing(8)), E::Published(9), S::Attached(Ready(9))),
-        (S::Attached(Publishing(8)), E::PublishFailed, S::Lost),
-        (S::Detaching(Ready(8)), E::FoundUnplugged, S::Detached),
-        (S::Detaching(Ready(8)), E::DetachDone, S::Detached),
-        (S::Detaching(Ready(8)), E::Released, S::Detached),
-        (S::Detaching(Ready(8)), E::DetachFailed, S::Attached(Ready(8))),
-        (S::Detaching(Ready(8)), E::ConnectionLost, S::Attached(Ready(8))),
-        (S::Detaching(Ready(8)), E::PublishStarted, S::Detaching(Publishing(8))),
-        (S::Detaching(Ready(8)), E::PublishFailed, S::LostDetaching),
-        (S::Detaching(Publishing(8)), E::FoundUnplugged, S::Detached),
-        (S::Detaching(Publishing(8)), E::DetachDone, S::Detached),
-        (S::Detaching(Publishing(8)), E::Released, S::Detached),
-        (S::Detaching(Publishing(8)), E::DetachFailed, S::Attached(Publishing(8))),
-        (S::Detaching(Publishing(8)), E::ConnectionLost, S::Attached(Publishing(8))),
-        (S::Detaching(Publishing(8)), E::Published(9), S::Detaching(Ready(9))),
-        (S::Detaching(Publishing(8)), E::PublishFailed, S::LostDetaching),
-        (S::Lost, E::FoundPlugged, S::Recovering),
-        (S::Lost, E::FoundUnplugged, S::Detached),
-        (S::Lost, E::DetachRequested, S::LostDetaching),
-        (S::Lost, E::Released, S::Detached),
-        (S::Lost, E::DetachDone, S::Detached),
-        (S::LostDetaching, E::FoundUnplugged, S::Detached),
-        (S::LostDetaching, E::DetachDone, S::Detached),
-        (S::LostDetaching, E::Released, S::Detached),
-        (S::LostDetaching, E::DetachFailed, S::Lost),
-        (S::LostDetaching, E::ConnectionLost, S::Lost),
-    ];
+    /// Every state that can be reached, with these numbers.
+    fn states() -> Vec<S> {
+        let mut reached = vec![S::Detached];
+        let mut visited = 0;
+        while let Some(&state) = reached.get(visited) {
+            for next in EVENTS.iter().filter_map(|event| state.next(*event)) {
+                if !reached.contains(&next) {
+                    reached.push(next);
+                }
+            }
+            visited += 1;
+        }
+        reached
+    }
+
+    /// The state after events, each of which means something.
+    fn after(state: S, events: &[E]) -> Option<S> {
+        events.iter().try_fold(state, |state, event| state.next(*event))
+    }
 
     #[test]
-    fn the_whole_table() {
-        for state in STATES {
-            for event in EVENTS {
-                let listed = TABLE.iter().find(|(from, on, _)| (*from, *on) == (state, event));
-                let expected = listed.map(|(_, _, to)| *to);
-                assert_eq!(state.next(event), expected, "{state:?} on {event:?}");
+    fn every_state_can_be_reached_and_no_other() {
+        let publishers = [Ready(9), Publishing(9)];
+        let mut expected = vec![
+            S::Detached,
+            S::Replugging(REPLUG),
+            S::Attaching,
+            S::AttachTimedOut,
+            S::Recovering,
+            S::Lost,
+            S::LostDetaching,
+        ];
+        expected.extend(publishers.iter().flat_map(|of| [S::Attached(*of), S::Detaching(*of)]));
+        let reached = states();
+        assert_eq!(reached.len(), expected.len(), "{reached:?}");
+        assert!(expected.iter().all(|state| reached.contains(state)), "{reached:?}");
+    }
+
+    #[test]
+    fn whatever_says_that_a_plugged_device_is_gone_leads_to_none() {
+        for state in states() {
+            let gone = [E::FoundUnplugged, E::Released, E::DetachDone].map(|event| state.next(event));
+            let expected = match state {
+                state if state.is_plugged() => [Some(S::Detached); 3],
+                S::AttachTimedOut => [Some(S::Detached), None, None],
+                _ => [None; 3],
+            };
+            assert_eq!(gone, expected, "{state:?}");
+        }
+    }
+
+    #[test]
+    fn what_was_asked_for_and_failed_leaves_the_channel_as_it_was() {
+        for state in states().into_iter().filter(|state| state.next(E::DetachRequested).is_some()) {
+            assert!(matches!(state, S::Attached(_) | S::Lost), "{state:?}");
+            for end in [E::DetachFailed, E::ConnectionLost] {
+                assert_eq!(after(state, &[E::DetachRequested, end]), Some(state), "{state:?}, {end:?}");
+            }
+        }
+        for end in [E::AttachFailed, E::ConnectionLost] {
+            assert_eq!(after(S::Detached, &[E::AttachRequested, end]), Some(S::Detached));
+        }
+        for end in [E::ReplugEnded, E::ConnectionLost] {
+            assert_eq!(after(S::Detached, &[E::ReplugStarted(REPLUG), end]), Some(S::Detached));
+        }
+        assert_eq!(S::LostDetaching.next(E::DetachFailed), Some(S::Lost), "an attach that is undone");
+        assert_eq!(S::LostDetaching.next(E::ConnectionLost), Some(S::Lost));
+    }
+
+    #[test]
+    fn a_lost_connection_leaves_nothing_in_flight() {
+        for state in states() {
+            let next = state.next(E::ConnectionLost);
+            let in_flight = matches!(
+                state,
+                S::Replugging(_) | S::Attaching | S::Recovering | S::Detaching(_) | S::LostDetaching
+            );
+            assert_eq!(next.is_some(), in_flight, "{state:?}");
+            let Some(next) = next else { continue };
+            assert!(matches!(next, S::Detached | S::Attached(_) | S::Lost), "{state:?}");
+            assert_eq!(next.is_plugged(), state.is_plugged(), "{state:?}");
+            assert_eq!(next.publisher(), state.publisher(), "{state:?}");
+        }
+    }
+
+    #[test]
+    fn an_attach_ends_as_its_hypervisor_says() {
+        let attach = |end: &[E]| after(S::Attaching, end);
+        assert_eq!(attach(&[E::Attached(9)]), Some(S::Attached(Ready(9))));
+        assert_eq!(attach(&[E::AttachFoundForeign]), Some(S::Lost));
+        assert_eq!(attach(&[E::AttachTimedOut, E::AttachRequested]), Some(S::Attaching));
+        assert_eq!(attach(&[E::AttachTimedOut, E::FoundPlugged]), Some(S::LostDetaching), "undone");
+        for state in states() {
+            let may = matches!(state, S::Detached | S::AttachTimedOut);
+            assert_eq!(state.next(E::AttachRequested).is_some(), may, "{state:?}");
+            let answered = [E::Attached(9), E::AttachFailed, E::AttachTimedOut, E::AttachFoundForeign];
+            let waits = answered.map(|event| state.next(event).is_some());
+            assert_eq!(waits, [matches!(state, S::Attaching); 4], "{state:?}");
+        }
+    }
+
+    #[test]
+    fn a_device_that_is_found_is_taken_over_unless_it_is_known() {
+        for state in states() {
+            let taken_over = state.next(E::FoundPlugged) == Some(S::Recovering);
+            assert_eq!(taken_over, matches!(state, S::Detached | S::Lost), "{state:?}");
+            let ends = [E::Recovered(9), E::RecoverFailed].map(|event| state.next(event));
+            let expected = match state {
+                S::Recovering => [Some(S::Attached(Ready(9))), Some(S::Lost)],
+                _ => [None; 2],
+            };
+            assert_eq!(ends, expected, "{state:?}");
+        }
+    }
+
+    #[test]
+    fn one_publication_goes_out_after_the_other_and_a_failed_one_is_the_last() {
+        for state in states() {
+            let (started, published) = (state.next(E::PublishStarted), state.next(E::Published(9)));
+            let at = |publisher| match state {
+                S::Attached(_) => Some(S::Attached(publisher)),
+                S::Detaching(_) => Some(S::Detaching(publisher)),
+                _ => None,
+            };
+            let (starts, ends) = match state.publisher() {
+                Some(Ready(generation)) => (at(Publishing(generation)), None),
+                Some(Publishing(_)) => (None, at(Ready(9))),
+                None => (None, None),
+            };
+            assert_eq!((started, published), (starts, ends), "{state:?}");
+            let failed = state.next(E::PublishFailed);
+            assert_eq!(failed.is_some(), state.publisher().is_some(), "{state:?}");
+            if let Some(failed) = failed {
+                let goes = [failed, state].map(|state| matches!(state, S::Detaching(_) | S::LostDetaching));
+                assert_eq!((failed.publisher(), goes[0]), (None, goes[1]), "{state:?}");
             }
         }
     }
 
     #[test]
+    fn vcpus_are_replugged_where_there_is_no_channel() {
+        for state in states() {
+            assert_eq!(state.next(E::ReplugStarted(REPLUG)).is_some(), state == S::Detached, "{state:?}");
+            assert_eq!(state.next(E::ReplugEnded).is_some(), state == S::Replugging(REPLUG), "{state:?}");
+        }
+    }
+
+    #[test]
     fn only_a_served_channel_has_a_writer() {
-        for state in STATES {
+        for state in states() {
             let served = matches!(state, S::Attached(_) | S::Detaching(..));
             assert_eq!(state.publisher().is_some(), served, "{state:?}");
             assert!(state.is_plugged() || !served, "{state:?}");
