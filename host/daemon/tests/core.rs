@@ -6,6 +6,7 @@ use vnuma_daemon::core::{
     event::{Answer, Ask, Command, Event, Report, Request},
 };
 use vnuma_hypervisor::VmError;
+use vnuma_memory_backend::ABILITIES;
 use vnuma_model::{
     DistanceMatrix, GuestNode, HostNode, HostTopology, MemoryBacking, Vcpu, VcpuLocation, VmCandidate,
     VmDescription,
@@ -120,7 +121,7 @@ impl Run {
     }
 
     fn list(&mut self, names: &[&str]) {
-        let candidate = |name: &&str| VmCandidate::new(format!("/{name}"), *name, 1);
+        let candidate = |name: &&str| VmCandidate::new(format!("/{name}"), *name, 1).with(ABILITIES);
         self.step(Event::Scanned(Ok(names.iter().map(candidate).collect())));
     }
 

@@ -13,17 +13,10 @@ use vnuma_daemon::core::{
     event::{Answer, Ask, Command, Event, Level, Report, Request},
 };
 use vnuma_hypervisor::VmError;
-use vnuma_model::{
-    Abilities, Destinations, MigrationProgress, MigrationStatus, Vcpu, VcpuLocation, VmCandidate,
-    VmDescription,
-};
+use vnuma_memory_backend::ABILITIES;
+use vnuma_model::{MigrationProgress, MigrationStatus, Vcpu, VcpuLocation, VmCandidate, VmDescription};
 use vnuma_policy::{Policies, scheduling::Policy};
 
-const ABILITIES: Abilities = Abilities {
-    migrates: Some(Destinations { schemes: &["tcp:"], programs: &[] }),
-    answered_for: false,
-    pins: false,
-};
 const SECOND_NS: u64 = 1_000_000_000;
 const PID: i32 = 100;
 const CHANNEL: u64 = 70;
