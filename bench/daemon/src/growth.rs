@@ -2,6 +2,7 @@
 //! machine that is shared; so a small and a large host exist at the same time, and are moved in turn.
 
 use crate::{
+    figures::percentile,
     moves::Moves,
     readers::Clients,
     row::{Host, Plan, progress},
@@ -52,33 +53,58 @@ impl Growth {
     }
 }
 
-fn median(mut samples: Vec<f64>) -> Option<f64> {
+pub fn median(mut samples: Vec<f64>) -> Option<f64> {
     samples.sort_by(f64::total_cmp);
     samples.get(samples.len().checked_sub(1)? / 2).copied()
 }
 
 pub fn measure(vnumad: &Path, log: Option<&Path>) -> anyhow::Result<Growth> {
     eprintln!("growth: {} and {} VMs at the same time, moved in turn", VMS[0], VMS[1]);
+    let few = Side { vnumad, vms: VMS[0], log };
+    Ok(match in_turn(&[few, Side { vms: VMS[1], ..few }])? {
+        Ok(measured) => Growth::of(VMS, MOVES_PER_S, measured.cpu_us_per_move),
+        Err(reason) => Growth::skipped(reason),
+    })
+}
+
+/// A vnumad, and how many VMs it has.
+#[derive(Clone, Copy)]
+pub struct Side<'a> {
+    pub vnumad: &'a Path,
+    pub vms: usize,
+    pub log: Option<&'a Path>,
+}
+
+/// What two vnumads that existed at the same time took in each turn.
+#[derive(Default)]
+pub struct Measured {
+    pub cpu_us_per_move: Vec<[f64; 2]>,
+    pub publish_p99_ms: Vec<[Option<f64>; 2]>,
+}
+
+/// Brings up both, and moves the VMs of one and then of the other, turn by turn. `Err(reason)` in the inner result: that does not
+/// work here.
+pub fn in_turn(sides: &[Side; 2]) -> anyhow::Result<Result<Measured, String>> {
     let begin = Instant::now();
-    let up = |vms| {
+    let up = |side: &Side| {
         Host::up(&Plan {
-            vnumad,
+            vnumad: side.vnumad,
             backend: "qmp",
             locations: "bpf",
-            vms,
+            vms: side.vms,
             moves_per_s: MOVES_PER_S,
             clients: Clients::Readers,
             window: WINDOW,
-            log,
+            log: side.log,
         })
     };
-    let (few, many) = match (up(VMS[0])?, up(VMS[1])?) {
-        (Ok(few), Ok(many)) => (few, many),
-        (Err(reason), _) | (_, Err(reason)) => return Ok(Growth::skipped(reason)),
+    let [first, second] = match (up(&sides[0])?, up(&sides[1])?) {
+        (Ok(first), Ok(second)) => [first, second],
+        (Err(reason), _) | (_, Err(reason)) => return Ok(Err(reason)),
     };
-    let hosts = [&few, &many];
+    let hosts = [&first, &second];
     let mut moves = hosts.map(|host| Moves::new(&host.vms));
-    let mut turns = Vec::new();
+    let mut measured = Measured::default();
     for turn in 0..TURNS {
         // Which one is first alternates, so that what a turn leaves behind is shared.
         let first = turn % 2;
@@ -86,10 +112,11 @@ pub fn measure(vnumad: &Path, log: Option<&Path>) -> anyhow::Result<Growth> {
         for host in [first, 1 - first] {
             spans[host] = Span::of(&hosts, &mut moves[host])?;
         }
-        turns.push([spans[0].cost(0, &spans[1]), spans[1].cost(1, &spans[0])]);
+        measured.cpu_us_per_move.push([spans[0].cost(0, &spans[1]), spans[1].cost(1, &spans[0])]);
+        measured.publish_p99_ms.push(spans.map(|span| span.publish_p99_ms));
         progress(begin, &format!("turn {} of {TURNS}", turn + 1));
     }
-    Ok(Growth::of(VMS, MOVES_PER_S, turns))
+    Ok(Ok(measured))
 }
 
 /// What both vnumads used while the VMs of one were moved.
@@ -98,18 +125,23 @@ struct Span {
     seconds: f64,
     moves: usize,
     cpu_ns: [f64; 2],
+    publish_p99_ms: Option<f64>,
 }
 
 impl Span {
     fn of(hosts: &[&Host; 2], moves: &mut Moves) -> anyhow::Result<Self> {
         moves.run(MOVES_PER_S, WARM_UP)?;
         thread::sleep(DRAIN);
+        moves.forget();
         let (begin, before) = (Instant::now(), cpu_ns(hosts)?);
         let made = moves.run(MOVES_PER_S, WINDOW)?;
         thread::sleep(DRAIN);
         let after = cpu_ns(hosts)?;
         let cpu_ns = [0, 1].map(|host| after[host].saturating_sub(before[host]) as f64);
-        Ok(Self { seconds: begin.elapsed().as_secs_f64(), moves: made, cpu_ns })
+        let seconds = begin.elapsed().as_secs_f64();
+        moves.collect_all();
+        let publish_p99_ms = percentile(&moves.latencies_ms, 99);
+        Ok(Self { seconds, moves: made, cpu_ns, publish_p99_ms })
     }
 
     /// Microseconds of a move of `host` in its own span, less what its vnumad used in the other's, at rest.
@@ -137,8 +169,8 @@ mod tests {
 
     #[test]
     fn what_is_used_at_rest_is_no_cost_of_moves() {
-        let few = Span { seconds: 2.0, moves: 10, cpu_ns: [600e3, 70e3] };
-        let many = Span { seconds: 1.0, moves: 10, cpu_ns: [50e3, 300e3] };
+        let few = Span { seconds: 2.0, moves: 10, cpu_ns: [600e3, 70e3], publish_p99_ms: None };
+        let many = Span { seconds: 1.0, moves: 10, cpu_ns: [50e3, 300e3], publish_p99_ms: None };
         assert_eq!((few.cost(0, &many), many.cost(1, &few)), (50.0, 26.5));
     }
 }

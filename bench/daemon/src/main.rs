@@ -14,6 +14,7 @@
 //! the machine is a node of its own.
 
 mod board;
+mod compared;
 mod daemon;
 mod figures;
 mod growth;
@@ -65,6 +66,15 @@ enum Command {
         /// Keeps vnumad's log there
         #[arg(long, value_name = "FILE")]
         log: Option<PathBuf>,
+    },
+    /// What a move costs, beside another vnumad that is moved in turn; one JSON object on stdout
+    Compare {
+        /// The daemon to measure
+        #[arg(long)]
+        vnumad: PathBuf,
+        /// Another one, such as that of an earlier commit
+        #[arg(long, value_name = "VNUMAD")]
+        beside: PathBuf,
     },
     /// Plays the QEMU of one VM
     #[command(hide = true)]
@@ -127,6 +137,10 @@ const FULL: [Wanted; 12] = [
 fn main() -> anyhow::Result<()> {
     match Arguments::parse().command {
         Command::Qemu(arguments) => qemu::run(&arguments),
+        Command::Compare { vnumad, beside } => {
+            println!("{}", serde_json::to_string(&compared::measure(&vnumad, &beside)?)?);
+            Ok(())
+        }
         Command::Run { vnumad, full, only, growth, seconds, log } => {
             let seconds = seconds.unwrap_or(if full { 60 } else { 20 });
             let (only_growth, growth) = (growth, growth || only.is_none());
