@@ -15,10 +15,10 @@ const LONG: usize = 70;
 const LIMITS: [(&str, usize); 6] = [
     ("circles of imports", 29),
     ("imports upwards", 0),
-    ("fields of the daemon's Core", 36),
-    ("functions over 70 lines", 13),
-    ("lines of Rust outside tests", 115_700),
-    ("lines of ARCHITECTURE.md", 234),
+    ("fields of the daemon's Core", 14),
+    ("functions over 70 lines", 12),
+    ("lines of Rust outside tests", 118_100),
+    ("lines of ARCHITECTURE.md", 200),
 ];
 
 /// A count and what it is made of, as far as that helps to lower it.
