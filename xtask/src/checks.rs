@@ -187,7 +187,7 @@ fn test_jobs(built: &Built, fetched: Fetched) -> Result<Vec<Job>> {
         clippy(),
         Job::new("doc tests", cargo(&["test", "--quiet", "--doc"], &WORKSPACE)).lane(Lane::Cargo).counted(),
         job("checkpatch", fetched.checkpatch),
-        Job::new("simulation", program(built.program("sim")?, SIMULATION)).seconds(100.0),
+        Job::new("simulation", program(built.program("vnuma-sim")?, SIMULATION)).seconds(100.0),
         Job::new(
             "driver: the reader of the channel, damaged and raced",
             make(&["-C", "guest/driver", "check"]),
@@ -368,7 +368,7 @@ fn scenario(built: &Built, name: &str, environment: &[(&str, &str)]) -> Result<J
 fn soak_jobs(built: &Built) -> Result<Vec<Job>> {
     let rounds = Path::new(SOAK_ROUNDS);
     let mut jobs = unit_tests(built, &[("PROPTEST_CASES", SOAK_CASES)]);
-    jobs.push(Job::new("simulation", program(built.program("sim")?, SOAK_SIMULATION)).seconds(3600.0));
+    jobs.push(Job::new("simulation", program(built.program("vnuma-sim")?, SOAK_SIMULATION)).seconds(3600.0));
     for program in built.tests.iter().filter(|program| DSM.contains(&program.folder.as_str())) {
         let name = format!("DSM: {}", program.name());
         jobs.push(tests(&name, program, &["--nocapture"]).env("VNUMA_SOAK_ROUNDS", rounds).seconds(600.0));
