@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use vnuma_api as api;
 use vnuma_model::GuestNodeId;
 use vnuma_policy::{
-    Action, Plan, PublishReason, Ranks, Reason,
+    Action, PublishReason, Ranks, Reason, Step,
     memory_move::MoveMemory,
     migration::Order,
     world::{Begun, ChannelEvent, Confine, Mechanism, Move, Replug, UnplugStep, VmId},
@@ -18,9 +18,9 @@ use vnuma_policy::{
 
 impl Core {
     /// Carries out the core's part of each step of a plan: changes states and adds commands.
-    pub(super) fn act(&mut self, plan: Plan) {
+    pub(super) fn act(&mut self, steps: Vec<Step>) {
         let mut confines = Vec::new();
-        for step in plan.steps {
+        for step in steps {
             match step.action {
                 Action::Confine(confine) => confines.push((step.vm, confine)),
                 action => self.carry_out(step.vm, action),

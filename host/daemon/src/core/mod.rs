@@ -155,7 +155,14 @@ impl Core {
         if sampled {
             plan.steps.extend(self.ranks());
         }
-        self.act(plan);
+        // What was wanted is in the plan now.
+        self.world.take_wanted();
+        let mut steps = plan.steps;
+        while !steps.is_empty() {
+            self.act(steps);
+            // A step may want others as it begins: another size has its device asked for it.
+            steps = self.world.take_wanted();
+        }
         self.world.commit(&self.policies, now_ns);
         self.give_answers();
         let mut commands = std::mem::take(&mut self.commands);

@@ -444,7 +444,7 @@ pub struct World {
     indexed: HashMap<VmId, u64>,
     /// Changed since [`commit`](Self::commit).
     touched: BTreeSet<VmId>,
-    /// Steps that operators, or what is under way, want since then.
+    /// Steps that operators, or what is under way, want, and that are in no plan yet.
     wanted: Vec<Step>,
     periods: Periods,
     /// Looks at memory that have ended, of all VMs.
@@ -536,6 +536,11 @@ impl World {
         self.wanted.push(Step::now(vm, action));
     }
 
+    /// Takes out what is wanted so.
+    pub fn take_wanted(&mut self) -> Vec<Step> {
+        std::mem::take(&mut self.wanted)
+    }
+
     /// What is wanted so.
     pub(crate) fn wanted(&self) -> &[Step] {
         &self.wanted
@@ -551,7 +556,6 @@ impl World {
     pub fn commit(&mut self, policies: &Policies, now_ns: u64) {
         self.refresh(policies, now_ns);
         self.touched.clear();
-        self.wanted.clear();
     }
 
     /// Updates the deadlines of all VMs that changed or whose deadline has passed.
