@@ -75,7 +75,7 @@ impl Ivshmem {
         })
     }
 
-    /// The socket that is to be handed to a QEMU whose guest brings its channel along: nobody has the host's end.
+    /// The socket that is to be handed to a QEMU whose guest brings its channel along. vnumad does not keep the host's end.
     pub fn unserved() -> Result<OwnedFd, ChannelError> {
         Channel::by_ivshmem(0).map(|(_, client)| client)
     }

@@ -141,7 +141,7 @@ impl Core {
         self.commands.push(Command::Rank { vm: id, pid, vcpus, stealing });
     }
 
-    /// Orders once more what is set by affinities: scx_vnuma is told of it now.
+    /// Gives scx_vnuma the places that are set by affinities, once more.
     fn place_again(&mut self, id: VmId) {
         let Some((_, vm)) = self.world.vm_mut(id) else { return };
         let mut masks = Vec::new();

@@ -139,7 +139,7 @@ impl Core {
         let asked_for = self.waiting.has(id, Until::Detached);
         let Some((_, vm)) = self.world.vm_mut(id) else { return error.into() };
         let Some(unplug) = &mut vm.unplug else { return error.into() };
-        // Whoever has asked for it may try it again; if nobody has, nobody else would.
+        // The requester may retry. Without a requester there is no retry.
         if !pending && unplug.ignored() == 0 && asked_for {
             vm.unplug = None;
             return error.into();

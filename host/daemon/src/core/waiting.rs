@@ -38,7 +38,7 @@ pub(super) enum Then {
 
 /// One that waits.
 pub(super) struct Waiting {
-    /// The request. `None`: a policy wants it, and nobody is answered.
+    /// The request. `None`: a policy wants it, and there is no answer to give.
     pub request: Option<RequestId>,
     pub vm: VmId,
     pub until: Until,

@@ -87,7 +87,7 @@ impl Shared {
     }
 
     /// Where a thread is that a kernel event is about. What the event does not contain is asked for only if it can have changed, by a
-    /// system call that waits for nobody.
+    /// system call that does not block.
     fn after(&self, event: &LocationEvent) -> After {
         let Some(Thread { pid, sent }) = self.thread(event.tid) else { return After::Located(None) };
         let host = self.host();

@@ -611,7 +611,7 @@ impl Shell {
         process.map(|(_, pidfd)| Arc::clone(pidfd))
     }
 
-    /// Does whoever manages the VM keep pins of its own, so that its vCPUs are confined by asking for that?
+    /// Does the manager of the VM keep pins of its own, so that vnumad confines vCPUs through it?
     fn keeps_pins(&self, vm: VmId) -> bool {
         self.core.world().get(vm).is_some_and(|known| known.abilities.pins)
     }
@@ -622,7 +622,7 @@ impl Shell {
         self.workers.get(&connection).map(|(_, worker)| worker)
     }
 
-    /// Has a move made: by whoever manages the VM, if that keeps its pins.
+    /// Has a move made, by the manager of the VM if that keeps its pins.
     fn make(&self, wanted: Move) -> Option<Event> {
         if !self.keeps_pins(wanted.vm) {
             self.affinities.order(Order::Move(wanted));
