@@ -81,6 +81,9 @@ const MOST_NODES: usize = 16;
 const LEAST_VCPUS: usize = 4;
 const NODE_MIB: usize = 192;
 const LEAST_MIB: usize = 768;
+/// By how much the time stamp counter and the kernel's clock may differ in a run, and the times of one change that the kernel's
+/// trace and vnumad name, seconds.
+const CLOCKS_DIFFER_S: f64 = 0.01;
 /// Where the figures come from.
 const LAB: &str = "measured in the lab";
 const HERE: &str = "measured on this machine";
@@ -246,10 +249,23 @@ impl Observed {
         })
     }
 
+    /// Whether a VM's guest knew of a change of the first time at the second.
+    fn told(&self, vm: &Vm) -> impl Fn(u64, u64) -> bool {
+        let of_vm = self.updates.iter().filter(|update| update.vm == vm.name);
+        let times = |update: &Update| {
+            [update.changed_ns, update.acknowledged_ns].map(|ns| self.clock.seconds_of_ns(ns))
+        };
+        let (updates, seconds) = (of_vm.map(times).collect::<Vec<_>>(), self.clock.seconds());
+        move |changed, at| {
+            let (changed, at) = (seconds(changed) - CLOCKS_DIFFER_S, seconds(at));
+            updates.iter().any(|&[of, acknowledged]| of >= changed && acknowledged + CLOCKS_DIFFER_S <= at)
+        }
+    }
+
     /// One VM: its part of the report, its fresh pages and its moves.
     fn of_vm(&self, number: usize, vm: &Vm) -> Result<(VmReport, Vec<Touch>, Vec<Move>)> {
         let (samples, seconds) = (&self.samples[number], self.clock.seconds());
-        let report = judge(vm, samples, &self.locations, self.placed.tsc)?;
+        let report = judge(vm, samples, &self.locations, self.placed.tsc, &self.told(vm))?;
         let report = VmReport { autonuma: self.autonuma[number].clone(), ..report };
         let touches = touches(samples, &self.locations, &seconds);
         Ok((report, touches, moves(&vm.threads, &self.locations, &seconds)))

@@ -19,8 +19,15 @@ pub fn is_local(sample: &Sample, locations: &Locations) -> bool {
     sample.node.is_some() && [sample.before_tsc, sample.after_tsc].map(node_at) == [sample.node; 2]
 }
 
-/// Compares the node of each page that was touched before a time with that of the vCPU that touched it.
-pub fn judge(vm: &Vm, samples: &[Sample], locations: &Locations, until_tsc: u64) -> Result<VmReport> {
+/// Compares the node of each page that was touched before a time with that of the vCPU that touched it. `told` says whether the guest
+/// knew of a change of the first time at the second, both of the host's time stamp counter.
+pub fn judge(
+    vm: &Vm,
+    samples: &[Sample],
+    locations: &Locations,
+    until_tsc: u64,
+    told: &impl Fn(u64, u64) -> bool,
+) -> Result<VmReport> {
     let mut report = VmReport::default();
     let (mut local, mut resident_local) = (0usize, 0usize);
     let samples: Vec<Sample> =
@@ -46,7 +53,9 @@ pub fn judge(vm: &Vm, samples: &[Sample], locations: &Locations, until_tsc: u64)
     if report.pages == 0 || report.resident_pages == 0 {
         bail!("the guest of {} reported no pages", vm.name);
     }
-    (report.stays, report.stays_followed) = stays(vm, &samples, locations);
+    for &tid in &vm.threads {
+        add_stays(&mut report, tid, &samples, locations, told);
+    }
     report.local_share = local as f64 / report.pages as f64;
     report.resident_local_share = resident_local as f64 / report.resident_pages as f64;
     let stays = |&tid: &i32| locations.stays(tid).iter().filter(|stay| stay.since_tsc < until_tsc).count();
@@ -77,33 +86,36 @@ pub fn moves(threads: &[i32], locations: &Locations, seconds: impl Fn(u64) -> f6
     moves
 }
 
-/// Stays of vCPUs on a host node, and those at whose end fresh pages were local. Short ones, in which too few pages
+/// Counts stays of a vCPU on a host node, and those at whose end fresh pages were local. Short ones, in which too few pages
 /// were touched, are left out. Time does not count: a guest that has to wait for a CPU follows late, but it follows.
-fn stays(vm: &Vm, samples: &[Sample], locations: &Locations) -> (usize, usize) {
-    let (mut stays, mut followed) = (0, 0);
-    for &tid in &vm.threads {
-        let mut fresh: Vec<_> =
-            samples.iter().filter(|sample| sample.kind == Kind::Fresh && sample.tid == tid).collect();
-        fresh.sort_unstable_by_key(|sample| sample.before_tsc);
-        let placed = fresh.iter().map(|sample| (locations.node(tid, sample.before_tsc), sample.node));
-        let (more, of_them) = count_stays(placed);
-        stays += more;
-        followed += of_them;
+fn add_stays(
+    report: &mut VmReport,
+    tid: i32,
+    samples: &[Sample],
+    locations: &Locations,
+    told: &impl Fn(u64, u64) -> bool,
+) {
+    let mut fresh: Vec<_> =
+        samples.iter().filter(|sample| sample.kind == Kind::Fresh && sample.tid == tid).collect();
+    fresh.sort_unstable_by_key(|sample| sample.before_tsc);
+    let since = |tsc| {
+        let stays = locations.stays(tid).iter().map(|stay| stay.since_tsc);
+        stays.take_while(|since| *since <= tsc).last().unwrap_or_default()
+    };
+    for stay in fresh.chunk_by(|one, next| since(one.before_tsc) == since(next.before_tsc)) {
+        let Some((_, last)) = stay.split_last_chunk::<LAST_PAGES>() else { continue };
+        let local = last.iter().filter(|sample| {
+            let node = locations.node(tid, sample.before_tsc);
+            node.is_some() && node == sample.node
+        });
+        let (followed, since) = (local.count() >= LAST_LOCAL_PAGES, since(last[0].before_tsc));
+        report.stays += 1;
+        report.stays_followed += usize::from(followed);
+        // The guest was attached where its vCPUs were at the start.
+        let told = since == 0 || told(since, last[0].before_tsc);
+        report.stays_told += usize::from(told);
+        report.told_missed += usize::from(told && !followed);
     }
-    (stays, followed)
-}
-
-/// The same from (node of the vCPU, node of the page) of one vCPU's pages in the order that they were touched in.
-fn count_stays(pages: impl Iterator<Item = (Option<u32>, Option<u32>)>) -> (usize, usize) {
-    let (mut stays, mut followed) = (0, 0);
-    let pages: Vec<_> = pages.collect();
-    for stay in pages.chunk_by(|one, next| one.0 == next.0).filter(|stay| stay.len() >= LAST_PAGES) {
-        let last = &stay[stay.len() - LAST_PAGES..];
-        stays += 1;
-        let local = last.iter().filter(|(vcpu, page)| vcpu.is_some() && vcpu == page).count();
-        followed += usize::from(local >= LAST_LOCAL_PAGES);
-    }
-    (stays, followed)
 }
 
 #[cfg(test)]
@@ -111,17 +123,42 @@ mod tests {
     use super::*;
     use crate::locations::Stay;
 
+    /// Counts of one vCPU that is on the nodes 0, 1 and 0 from the times 0, 1000 and 2000 on. `pages`: (time of the first, node, how many).
+    fn count(pages: &[(u64, Option<u32>, u64)], told_at: u64) -> [usize; 4] {
+        let stay = |since_tsc, node| Stay { since_tsc, node: Some(node) };
+        let locations = Locations::of(7, &[stay(0, 0), stay(1000, 1), stay(2000, 0)]);
+        let samples = pages.iter().flat_map(|&(first, node, count)| {
+            (first..first + count).map(move |tsc| Sample {
+                kind: Kind::Fresh,
+                tid: 7,
+                before_tsc: tsc,
+                after_tsc: tsc,
+                node,
+            })
+        });
+        let (mut report, samples) = (VmReport::default(), samples.collect::<Vec<_>>());
+        add_stays(&mut report, 7, &samples, &locations, &|since, at| since <= told_at && told_at <= at);
+        [report.stays, report.stays_followed, report.stays_told, report.told_missed]
+    }
+
     #[test]
     fn a_stay_counts_by_its_last_pages() {
-        let pages = |vcpu, page, count| std::iter::repeat_n((Some(vcpu), Some(page)), count);
-        let late = pages(0, 0, 64).chain(pages(1, 0, 5000)).chain(pages(1, 1, 64));
-        assert_eq!(count_stays(late), (2, 2));
-        let never = pages(0, 0, 64).chain(pages(1, 0, 5000)).chain(pages(0, 0, 64));
-        assert_eq!(count_stays(never), (3, 2));
-        let too_short = pages(0, 0, 64).chain(pages(1, 0, 63)).chain(pages(2, 0, 4)).chain(pages(2, 2, 60));
-        assert_eq!(count_stays(too_short), (2, 2));
-        assert_eq!(count_stays(pages(0, 1, 0)), (0, 0));
-        assert_eq!(count_stays(std::iter::repeat_n((None, None), 64)), (1, 0));
+        let late = [(0, Some(0), 64), (1000, Some(0), 500), (1600, Some(1), 64)];
+        assert_eq!(count(&late, 1550), [2, 2, 2, 0]);
+        let never = [(0, Some(0), 64), (1000, Some(0), 500), (2000, Some(0), 64)];
+        assert_eq!(count(&never, 1400), [3, 2, 2, 1]);
+        let too_short = [(0, Some(0), 64), (1000, Some(0), 63), (2000, Some(1), 4), (2010, Some(0), 60)];
+        assert_eq!(count(&too_short, 2000), [2, 2, 2, 0]);
+        assert_eq!(count(&[(0, None, 64)], 0), [1, 0, 1, 1]);
+        assert_eq!(count(&[], 0), [0; 4]);
+    }
+
+    /// On a busy machine a stay may end before the guest is told, or the pages that count may be taken before that.
+    #[test]
+    fn a_stay_that_the_guest_is_told_of_late_is_not_missed() {
+        let pages = [(0, Some(0), 64), (1000, Some(0), 500)];
+        assert_eq!(count(&pages, 1436), [2, 1, 2, 1]);
+        assert_eq!(count(&pages, 1437), [2, 1, 1, 0]);
     }
 
     #[test]

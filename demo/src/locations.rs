@@ -3,6 +3,8 @@
 //! guest's readings can be compared after its TSC offset is taken off.
 
 use anyhow::{Context, Result, bail, ensure};
+use nix::sys::time::{TimeSpec, TimeValLike};
+use nix::time::{ClockId, clock_gettime};
 use std::arch::x86_64::_rdtsc;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -21,16 +23,28 @@ pub fn tsc() -> u64 {
     unsafe { _rdtsc() }
 }
 
+fn monotonic_ns() -> u64 {
+    let now = clock_gettime(ClockId::CLOCK_MONOTONIC).expect("every kernel has this clock");
+    u64::try_from(TimeSpec::num_nanoseconds(&now)).expect("it counts from the boot")
+}
+
 /// Seconds from the time stamp counter, which is compared with the kernel's clock over a whole run.
 pub struct Clock {
     start: Instant,
+    /// The same by `CLOCK_MONOTONIC`, whose values others name.
+    start_ns: u64,
     start_tsc: u64,
 }
 
 impl Clock {
     /// Begins at 0 s.
     pub fn start() -> Self {
-        Self { start: Instant::now(), start_tsc: tsc() }
+        Self { start: Instant::now(), start_ns: monotonic_ns(), start_tsc: tsc() }
+    }
+
+    /// Seconds between the start and a time of `CLOCK_MONOTONIC`; negative before it.
+    pub fn seconds_of_ns(&self, ns: u64) -> f64 {
+        ns.wrapping_sub(self.start_ns).cast_signed() as f64 / 1e9
     }
 
     /// Seconds since the start.
@@ -293,5 +307,7 @@ mod tests {
         assert_eq!(seconds(clock.start_tsc), 0.0);
         assert!(seconds(clock.start_tsc.wrapping_sub(1 << 20)) < 0.0);
         assert!((0.05..60.0).contains(&seconds(tsc())), "{}", seconds(tsc()));
+        assert!((0.05..60.0).contains(&clock.seconds_of_ns(monotonic_ns())));
+        assert_eq!(clock.seconds_of_ns(clock.start_ns - 1_000_000_000), -1.0);
     }
 }

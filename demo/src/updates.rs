@@ -10,7 +10,11 @@ use vnuma_scenario::{Process, vnumactl_command};
 
 /// A generation that a guest took over.
 pub struct Update {
-    vm: String,
+    pub vm: String,
+    /// Of the change on the host; of the first one if it has several. `CLOCK_MONOTONIC`, as the next one.
+    pub changed_ns: u64,
+    /// Of the guest's acknowledgement.
+    pub acknowledged_ns: u64,
     /// Between the change on the host and the acknowledgement, in milliseconds.
     pub since_change_ms: f64,
     /// Between the publication and the acknowledgement, in milliseconds.
@@ -74,6 +78,8 @@ impl Update {
         };
         Ok(Self {
             vm: event["vm"].as_str().unwrap_or_default().to_owned(),
+            changed_ns: field("changed_ns")?,
+            acknowledged_ns: acknowledged,
             since_change_ms: since("changed_ns")?,
             since_publication_ms: since("published_ns")?,
         })
