@@ -217,11 +217,6 @@ impl Simulation {
         }
     }
 
-    pub(crate) fn ask(&mut self, wanted: Request) {
-        let request = self.request();
-        self.event(Event::Requested(request, wanted));
-    }
-
     fn ask_one(&mut self, chaos: Chaos) {
         let Some(slot) = self.a_slot() else { return };
         self.ask_of(slot, chaos);
@@ -233,12 +228,12 @@ impl Simulation {
             self.world.places[slot].machine.iter().flat_map(|m| m.vcpus.keys().copied()).collect();
         let vcpu = self.rng.pick(&vcpus).unwrap_or(99);
         let node = if self.rng.chance(5) { 77 } else { self.rng.within(0..8) as u32 };
-        self.ask(match chaos {
-            Chaos::AskAttach => Request::Attach(name),
-            Chaos::AskDetach => Request::Detach(name),
-            Chaos::AskReplug => Request::Replug(name, vcpu),
-            _ => Request::Move(name, vcpu, node),
-        });
+        match chaos {
+            Chaos::AskAttach => self.ask(|to| Request::Attach(name, to)),
+            Chaos::AskDetach => self.ask(|to| Request::Detach(name, to)),
+            Chaos::AskReplug => self.ask(|to| Request::Replug(name, vcpu, to)),
+            _ => self.ask(|to| Request::Move(name, vcpu, node, to)),
+        }
     }
 
     fn ask_all(&mut self) {

@@ -21,10 +21,10 @@
 mod migration;
 
 use crate::truth::{self, Homes};
-use migration::Migrations;
+use migration::{Migrations, Wanted};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use vnuma_api as api;
-use vnuma_daemon::core::event::{Ask, Command, Event, Made, MaskOrder, Report, Request};
+use vnuma_daemon::core::event::{Ask, Command, Event, Made, MaskOrder, Report};
 use vnuma_model::{
     ApicId, GuestNodeId, HostNodeId, HostTopology, PciAddress, RunState, Vcpu, VcpuLocation, VmDescription,
     VmDevice,
@@ -145,7 +145,7 @@ pub struct Checker {
     /// Watched processes.
     pub processes: BTreeMap<VmId, i32>,
     owners: BTreeMap<i32, (VmId, ApicId)>,
-    requests: BTreeMap<RequestId, (u64, Request)>,
+    requests: BTreeMap<RequestId, (u64, Wanted)>,
     moving: BTreeSet<(VmId, i32, ApicId)>,
     /// Masks that are being set, and the node that they are of.
     confining: BTreeMap<(VmId, i32, ApicId), Option<HostNodeId>>,
@@ -261,7 +261,7 @@ impl Checker {
             }
             Event::Requested(request, wanted) => {
                 self.wanted_attached(wanted);
-                let fresh = self.requests.insert(*request, (now_ns, wanted.clone())).is_none();
+                let fresh = self.requests.insert(*request, (now_ns, Wanted::of(wanted))).is_none();
                 self.expect(fresh, "request", || format!("request {request} was given twice"));
             }
             _ => {}
@@ -563,13 +563,13 @@ impl Checker {
             | Command::StopMemory(_)
             | Command::ObserveMemory { .. }
             | Command::WatchHotness { .. }
+            | Command::Reply(_)
             | Command::LookForScheduler => {}
             Command::MoveMemory { vm, pid, order } => {
                 let homes = self.vms.get(vm).map(|view| view.homes.clone()).unwrap_or_default();
                 let wrong = self.memory.begins(*vm, *pid, order, &homes);
                 self.expect(wrong.is_none(), "memory", || wrong.unwrap_or_default());
             }
-            Command::Reply(request, answer) => self.answered(*request, answer.is_ok()),
             Command::Announce(api::Event::Acknowledged {
                 vm, generation, changed_ns, published_ns, ..
             }) => {
@@ -664,16 +664,13 @@ impl Checker {
         self.move_counts = self.moving.remove(&(vm, pid, vcpu));
     }
 
-    fn answered(&mut self, request: RequestId, yes: bool) {
-        // Nobody asked, and nobody waits: a VM comes back by its mark.
-        if request == 0 {
-            return;
-        }
+    /// A request was answered.
+    pub fn answered(&mut self, request: RequestId, yes: bool) {
         let Some((_, wanted)) = self.requests.remove(&request) else {
             return self.expect(false, "request", || format!("request {request} is answered again"));
         };
         self.granted(&wanted, yes);
-        if let (true, Request::Move(name, vcpu, node)) = (yes, &wanted) {
+        if let (true, Wanted::Move(name, vcpu, node)) = (yes, &wanted) {
             let done = self.moved.is_some_and(|(_, v, n, ok)| ok && (v, n) == (*vcpu, *node));
             self.expect(done, "request", || {
                 format!("{name}: vCPU {vcpu} was not moved to {node}, and that is denied")

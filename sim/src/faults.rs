@@ -2,10 +2,7 @@
 
 use crate::rng::Rng;
 use std::collections::BTreeMap;
-use vnuma_daemon::core::{
-    Refusal,
-    event::{Ask, Command, Event, Report},
-};
+use vnuma_daemon::core::event::{Ask, Command, Event, Report};
 use vnuma_policy::{Publication, SettlePolicy, world::VmId};
 
 /// What a buggy core would do.
@@ -33,8 +30,6 @@ pub enum Fault {
     IgnoreCalm,
     /// Deadlines are announced too late.
     LateDeadline,
-    /// A request is answered twice.
-    AnswerTwice,
     /// A request is not answered.
     DropAnswer,
     /// A failed move is said to be made.
@@ -174,13 +169,7 @@ impl Saboteur {
             (_, Command::Publish(vm, generation, publication)) => {
                 self.spoil_publication(fault, vm, generation, publication, todo);
             }
-            (Fault::AnswerTwice, Command::Reply(request, answer)) => {
-                push(Command::Reply(request, answer));
-                if self.strikes(10) {
-                    push(Command::Reply(request, Err(Refusal::Overloaded)));
-                }
-            }
-            (Fault::DropAnswer, Command::Reply(..)) if self.strikes(10) => {}
+            (Fault::DropAnswer, Command::Reply(_)) if self.strikes(10) => {}
             (Fault::ForgetUnwatch, Command::Unwatch(_)) if self.strikes(100) => {}
             (Fault::DropWatch, Command::Watch(..)) if self.strikes(2) => {}
             (Fault::ForgetUnwatchProcess, Command::UnwatchProcess(..)) if self.strikes(100) => {}

@@ -127,20 +127,16 @@ impl Simulation {
     /// An operator sets a memory policy, or wants to see where memory is.
     pub(crate) fn ask_memory(&mut self, slot: Slot) {
         let name = self.world.places[slot].name.clone();
-        let wanted = match self.rng.index(8) {
-            at @ 0..=4 => Request::SetMemoryPolicy(name, MemoryPolicy::ALL[at]),
-            _ => Request::ShowMemory(name),
-        };
-        let request = self.request();
-        self.event(Event::Requested(request, wanted));
+        match self.rng.index(8) {
+            at @ 0..=4 => self.ask(|to| Request::SetMemoryPolicy(name, MemoryPolicy::ALL[at], to)),
+            _ => self.ask(|to| Request::ShowMemory(name, to)),
+        }
     }
 
     /// No memory policy is left.
     pub(crate) fn forget_memory_policies(&mut self) {
         for name in self.daemon.core.names() {
-            let request = self.request();
-            let none = Request::SetMemoryPolicy(name, MemoryPolicy::None);
-            self.event(Event::Requested(request, none));
+            self.ask(|to| Request::SetMemoryPolicy(name, MemoryPolicy::None, to));
         }
     }
 }

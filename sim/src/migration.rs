@@ -216,12 +216,11 @@ impl Simulation {
     pub(crate) fn ask_migration(&mut self, slot: Slot) {
         let name = self.world.places[slot].name.clone();
         let post_copy = self.rng.chance(300);
-        let wanted = match self.rng.index(10) {
-            0..=5 => Request::Migrate(name, "tcp:b:4444".to_owned(), post_copy),
-            6..=7 => Request::CancelMigration(name),
-            8 => Request::ShowMigration(name),
-            _ => Request::AttachOnArrival(name),
-        };
-        self.ask(wanted);
+        match self.rng.index(10) {
+            0..=5 => self.ask(|to| Request::Migrate(name, "tcp:b:4444".to_owned(), post_copy, to)),
+            6..=7 => self.ask(|to| Request::CancelMigration(name, to)),
+            8 => self.ask(|to| Request::ShowMigration(name, to)),
+            _ => self.ask(|to| Request::AttachOnArrival(name, to)),
+        }
     }
 }

@@ -287,15 +287,13 @@ impl Simulation {
             7 => Policy::Observe,
             _ => Policy::Off,
         };
-        let request = self.request();
-        self.event(Event::Requested(request, Request::SetPolicy(name, policy)));
+        self.ask(|to| Request::SetPolicy(name, policy, to));
     }
 
     /// All policies are switched off.
     pub(crate) fn switch_off(&mut self) {
         for name in self.daemon.core.names() {
-            let request = self.request();
-            self.event(Event::Requested(request, Request::SetPolicy(name, Policy::Off)));
+            self.ask(|to| Request::SetPolicy(name, Policy::Off, to));
         }
     }
 

@@ -95,7 +95,8 @@ impl Simulation {
             Command::WatchHotness { vm, pid, areas } => self.watch_hotness(vm, pid, &areas),
             Command::MoveMemory { vm, pid, order } => self.move_memory(vm, pid, &order),
             Command::StopMemory(vm) => self.end_memory(vm, None),
-            Command::Reply(..) | Command::Announce(_) | Command::Log(..) => {}
+            Command::Reply(reply) => reply.give(),
+            Command::Announce(_) | Command::Log(..) => {}
         }
         None
     }

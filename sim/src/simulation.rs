@@ -11,11 +11,12 @@ use crate::{
 use std::{
     cmp::Ordering,
     collections::{BinaryHeap, VecDeque},
-    fmt::Write as _,
+    fmt::{Debug, Write as _},
+    sync::{Arc, Mutex, PoisonError},
 };
 use vnuma_daemon::core::{
-    Core,
-    event::{Command, Event, Report},
+    Core, ReplyTo,
+    event::{Command, Event, Report, Request},
 };
 use vnuma_policy::{
     Policies, SettlePolicy,
@@ -164,11 +165,16 @@ pub struct Simulation {
     sequence: u64,
     queue: BinaryHeap<Entry>,
     last_request: RequestId,
+    /// Answers that were given and are not checked yet.
+    answers: Arc<Mutex<Vec<Answer>>>,
     events: u64,
     commands: u64,
     hash: Hasher,
     trace: Option<String>,
 }
+
+/// The answer to a request: its number, whether it is a yes, and what it says.
+type Answer = (RequestId, bool, String);
 
 /// FNV-1a of what is written.
 struct Hasher(u64);
@@ -209,6 +215,7 @@ impl Simulation {
             sequence: 0,
             queue: BinaryHeap::new(),
             last_request: 0,
+            answers: Arc::default(),
             events: 0,
             commands: 0,
             hash: Hasher(0xcbf2_9ce4_8422_2325),
@@ -470,6 +477,7 @@ impl Simulation {
                     self.checker.command(&todo.command, open);
                 }
                 events.extend(self.carry_out(todo.command, todo.lost));
+                self.take_answers();
             }
         }
         self.checker.step_ended();
@@ -486,10 +494,25 @@ impl Simulation {
         self.world.machine(worker.slot, worker.machine).is_none_or(|machine| machine.marked)
     }
 
-    /// A number for a request.
-    pub(crate) fn request(&mut self) -> RequestId {
+    /// An operator wants something.
+    pub(crate) fn ask<T: Debug + Send + 'static>(&mut self, wanted: impl FnOnce(ReplyTo<T>) -> Request) {
         self.last_request += 1;
-        self.last_request
+        let (request, answers) = (self.last_request, Arc::clone(&self.answers));
+        let to = ReplyTo::new(move |answer| {
+            let answer = (request, answer.is_ok(), format!("{answer:?}"));
+            answers.lock().unwrap_or_else(PoisonError::into_inner).push(answer);
+        });
+        self.event(Event::Requested(request, wanted(to)));
+    }
+
+    fn take_answers(&mut self) {
+        let answers = std::mem::take(&mut *self.answers.lock().unwrap_or_else(PoisonError::into_inner));
+        for (request, yes, shown) in answers {
+            self.trace("answer", || shown.clone());
+            // Cannot fail.
+            let _ = write!(self.hash, "{shown}");
+            self.checker.answered(request, yes);
+        }
     }
 
     /// The daemon is killed in the middle of everything, and another one starts.

@@ -1,9 +1,13 @@
 //! The core by itself: events in, commands out. What the simulation found is kept here.
 
+#[path = "common/answers.rs"]
+mod answers;
+
+use answers::Answers;
 use std::time::Duration;
 use vnuma_daemon::core::{
     Core, Refusal,
-    event::{Answer, Ask, Command, Event, Report, Request},
+    event::{Ask, Command, Event, Report, Request},
 };
 use vnuma_hypervisor::VmError;
 use vnuma_memory_backend::ABILITIES;
@@ -67,7 +71,7 @@ struct Run {
     core: Core,
     now_ns: u64,
     last: ConnectionId,
-    answers: Vec<(RequestId, Result<Answer, Refusal>)>,
+    answers: Answers,
     asked: Vec<(ConnectionId, Ask)>,
     published: Vec<(VmId, u64, Publication)>,
     watched: Vec<(VmId, i32)>,
@@ -83,7 +87,7 @@ impl Run {
             core: Core::new(host(3), Policies::default(), 7),
             now_ns: SECOND_NS,
             last: 0,
-            answers: Vec::new(),
+            answers: Answers::default(),
             asked: Vec::new(),
             published: Vec::new(),
             watched: Vec::new(),
@@ -109,7 +113,7 @@ impl Run {
                 Command::UnwatchProcess(vm, pid) => self.watched.retain(|known| *known != (vm, pid)),
                 Command::Move { .. } => self.moves += 1,
                 Command::Look(threads) => self.looked = threads.into_iter().map(|(_, tid)| tid).collect(),
-                Command::Reply(request, answer) => self.answers.push((request, answer)),
+                Command::Reply(reply) => reply.give(),
                 _ => {}
             }
         }
@@ -136,14 +140,12 @@ impl Run {
     }
 
     fn attach(&mut self) {
-        self.step(Event::Requested(1000, Request::Attach("a".into())));
+        self.step(Event::Requested(1000, Request::Attach("a".into(), self.answers.to(1000))));
         self.report(Report::Attached(Ok(8 << 32 | 1)));
     }
 
     fn answered(&self, request: RequestId) -> Option<bool> {
-        let answers: Vec<_> = self.answers.iter().filter(|(known, _)| *known == request).collect();
-        assert!(answers.len() <= 1, "answered once");
-        answers.first().map(|(_, answer)| answer.is_ok())
+        self.answers.all().get(&request).map(Option::is_none)
     }
 }
 
@@ -151,7 +153,7 @@ impl Run {
 fn a_move_that_is_seen_before_it_is_reported_waits_for_no_dwell() {
     let mut run = Run::with_vm();
     run.attach();
-    run.step(Event::Requested(1, Request::Move("a".into(), 0, 1)));
+    run.step(Event::Requested(1, Request::Move("a".into(), 0, 1, run.answers.to(1))));
     let now_ns = run.now_ns;
     run.step(Event::Located(101, at(1, now_ns)));
     assert_eq!(run.published.len(), 1, "a drift, as far as is known");
@@ -214,7 +216,7 @@ fn two_vms_of_one_name_are_two_names() {
     let taken = format!("its name `web` is taken by the VM at {first}");
     assert_eq!(shown(&run, "web"), (Some(100), None));
     assert_eq!(shown(&run, second), (None, Some(taken)));
-    run.step(Event::Requested(1, Request::Attach(second.into())));
+    run.step(Event::Requested(1, Request::Attach(second.into(), run.answers.to(1))));
     assert_eq!(run.answered(1), Some(false));
     // It has the name as soon as the other one is gone.
     run.step(Event::ProcessEnded(1, 100));
@@ -264,13 +266,13 @@ fn of_two_that_nobody_could_ask_one_has_the_name() {
 fn an_attach_is_answered_once_everything_true_is_published() {
     let mut run = Run::with_vm();
     run.step(Event::Located(102, at(0, 2)));
-    run.step(Event::Requested(1000, Request::Attach("a".into())));
+    run.step(Event::Requested(1000, Request::Attach("a".into(), run.answers.to(1000))));
     assert_eq!(run.answered(1000), None);
     run.report(Report::Attached(Ok(8 << 32 | 1)));
     assert_eq!(run.answered(1000), Some(true));
     assert_eq!(run.published[0].2.vcpus, [(0, 0), (1, 0)]);
     let place = |start: &str| run.lines.iter().position(|line| line.starts_with(start));
-    assert!(place("Publish(").is_some() && place("Publish(") < place("Reply(1000"));
+    assert!(place("Publish(").is_some() && place("Publish(") < place("Reply("));
 }
 
 #[test]
@@ -303,7 +305,7 @@ fn moves_wake_the_core_while_they_are_published_and_not_else() {
     more.vcpus.push(Vcpu { index: 2, apic_id: 2, boot_node: Some(1), tid: 103 });
     run.report(Report::Described(more));
     assert_eq!(deferred(&run), [""; 0]);
-    run.step(Event::Requested(1001, Request::Detach("a".into())));
+    run.step(Event::Requested(1001, Request::Detach("a".into(), run.answers.to(1001))));
     run.report(Report::Detached(Ok(())));
     assert_eq!(deferred(&run), ["Defer([101, 102, 103], true)"]);
 }
@@ -419,9 +421,9 @@ fn a_vm_seen_through_two_monitors_is_one_vm() {
 fn an_attach_that_timed_out_is_not_tried_again_before_it_is_undone() {
     let mut run = Run::with_vm();
     let timeout = || VmError::Timeout { vm: "a".into(), command: "device_add".into(), limit_ms: 1 };
-    run.step(Event::Requested(1, Request::Attach("a".into())));
+    run.step(Event::Requested(1, Request::Attach("a".into(), run.answers.to(1))));
     run.report(Report::Attached(Err(Refusal::Vm(timeout()))));
-    run.step(Event::Requested(2, Request::Attach("a".into())));
+    run.step(Event::Requested(2, Request::Attach("a".into(), run.answers.to(2))));
     assert_eq!((run.answered(1), run.answered(2)), (Some(false), Some(false)));
     run.report(Report::Silent("device_add".into(), 100));
     run.report(Report::Up(description("a", 100), true));
@@ -436,7 +438,7 @@ impl Keeper {
         let mut run = Run::with_vm();
         run.attach();
         let mut keeper = Self(run);
-        keeper.0.step(Event::Requested(1, Request::Detach("a".into())));
+        keeper.0.step(Event::Requested(1, Request::Detach("a".into(), keeper.0.answers.to(1))));
         keeper.answer_all();
         keeper
     }
@@ -473,8 +475,7 @@ impl Keeper {
 #[test]
 fn a_guest_that_keeps_the_channels_device_is_asked_again_until_it_lets_go() {
     let mut keeper = Keeper::new();
-    let refused = keeper.0.answers.iter().find(|(request, _)| *request == 1).map(|(_, answer)| answer);
-    let Some(Err(refusal)) = refused else { panic!("{refused:?}") };
+    let refusal = keeper.0.answers.all().remove(&1).flatten().expect("refused");
     assert_eq!(
         refusal.to_string(),
         "a: the guest has not released the channel's device within 1000 ms; it is asked again, for 600 s at most"
@@ -499,7 +500,7 @@ fn a_guest_that_keeps_the_channels_device_is_asked_again_until_it_lets_go() {
     keeper.pass(1000);
     assert_eq!(keeper.asked(), 3, "nobody is asked for what is not there");
     // An attach is not undone by what was wanted before.
-    keeper.0.step(Event::Requested(2, Request::Attach("a".into())));
+    keeper.0.step(Event::Requested(2, Request::Attach("a".into(), keeper.0.answers.to(2))));
     keeper.0.report(Report::Attached(Ok(9 << 32 | 1)));
     keeper.pass(1000);
     assert_eq!((keeper.asked(), keeper.0.answered(2)), (3, Some(true)));
@@ -517,7 +518,7 @@ fn a_guest_that_never_lets_go_is_given_up_and_asked_anew_when_an_operator_asks()
     assert!(problem.ends_with("21 times; it is asked no more (`vnumactl detach` asks again)"), "{problem}");
     keeper.pass(10_000);
     assert_eq!(keeper.asked(), 21);
-    keeper.0.step(Event::Requested(2, Request::Detach("a".into())));
+    keeper.0.step(Event::Requested(2, Request::Detach("a".into(), keeper.0.answers.to(2))));
     keeper.answer_all();
     keeper.pass(60);
     assert!(keeper.asked() > 23, "it begins again");
@@ -527,7 +528,7 @@ fn a_guest_that_never_lets_go_is_given_up_and_asked_anew_when_an_operator_asks()
 fn a_guest_whose_hypervisor_refuses_is_not_asked_again() {
     let mut keeper = Keeper(Run::with_vm());
     keeper.0.attach();
-    keeper.0.step(Event::Requested(1, Request::Detach("a".into())));
+    keeper.0.step(Event::Requested(1, Request::Detach("a".into(), keeper.0.answers.to(1))));
     let refused = VmError::Libvirt { vm: "a".into(), reason: "no such device".into() };
     keeper.0.report(Report::Detached(Err(refused)));
     assert_eq!((keeper.0.answered(1), keeper.problem()), (Some(false), None));
@@ -551,10 +552,13 @@ fn a_hypervisor_that_does_not_answer_is_not_asked_for_the_device_until_it_does()
 #[test]
 fn what_an_operator_wants_unplugged_before_a_migration_is_not_unplugged_after_it() {
     let mut keeper = Keeper::new();
-    keeper.0.step(Event::Requested(2, Request::Migrate("a".into(), "tcp:b:4444".into(), false)));
+    keeper.0.step(Event::Requested(
+        2,
+        Request::Migrate("a".into(), "tcp:b:4444".into(), false, keeper.0.answers.to(2)),
+    ));
     keeper.0.report(Report::Marked(Ok(true)));
     keeper.answer_all();
-    keeper.0.step(Event::Requested(3, Request::CancelMigration("a".into())));
+    keeper.0.step(Event::Requested(3, Request::CancelMigration("a".into(), keeper.0.answers.to(3))));
     assert_eq!((keeper.0.answered(2), keeper.0.answered(3)), (Some(true), Some(true)));
     let asked = keeper.asked();
     keeper.pass(1000);
@@ -635,8 +639,8 @@ fn a_move_is_answered_though_the_hypervisor_answers_meanwhile() {
     run.list(&["a"]);
     run.report(Report::Silent("no greeting".into(), 100));
     run.report(Report::Observed(100, description("a", 100).vcpus, true));
-    run.step(Event::Requested(1, Request::Move("a".into(), 0, 1)));
-    run.step(Event::Requested(2, Request::Move("a".into(), 0, 0)));
+    run.step(Event::Requested(1, Request::Move("a".into(), 0, 1, run.answers.to(1))));
+    run.step(Event::Requested(2, Request::Move("a".into(), 0, 0, run.answers.to(2))));
     run.report(Report::Up(description("a", 100), false));
     assert_eq!(run.moves, 1, "one at a time");
     run.step(Event::Moved(1, 0, 1, Ok(at(1, 10))));
@@ -665,8 +669,8 @@ fn the_process_of_a_vm_that_takes_anothers_place_stays_watched() {
 #[test]
 fn a_move_to_a_node_that_is_taken_away_meanwhile_is_refused() {
     let mut run = Run::with_vm();
-    run.step(Event::Requested(1, Request::Move("a".into(), 0, 1)));
-    run.step(Event::Requested(2, Request::Move("a".into(), 0, 2)));
+    run.step(Event::Requested(1, Request::Move("a".into(), 0, 1, run.answers.to(1))));
+    run.step(Event::Requested(2, Request::Move("a".into(), 0, 2, run.answers.to(2))));
     run.step(Event::HostChanged(host(2)));
     run.step(Event::Moved(1, 0, 1, Ok(at(1, 10))));
     assert_eq!((run.answered(1), run.answered(2), run.moves), (Some(true), Some(false), 1));
@@ -678,7 +682,7 @@ fn a_vm_that_takes_anothers_name_leaves_no_request_unanswered_and_gets_none_of_i
     run.list(&["a", "b"]);
     run.report(Report::Up(description("b", 200), false));
     run.step(Event::Located(201, at(0, 1)));
-    run.step(Event::Requested(1, Request::Attach("b".into())));
+    run.step(Event::Requested(1, Request::Attach("b".into(), run.answers.to(1))));
     run.report(Report::Described(description("a", 200)));
     assert_eq!(run.core.names(), ["a", "b"]);
     assert_eq!(run.core.show("b").map(|vm| vm.name).ok().as_deref(), Some("b"));

@@ -1,5 +1,7 @@
 //! Where memory is and how it comes home, in the core by itself: what is seen comes in, orders come out.
 
+#[path = "common/asked.rs"]
+mod asked;
 #[path = "common/gib_nodes.rs"]
 mod gib_nodes;
 #[path = "common/plugged.rs"]
@@ -7,12 +9,13 @@ mod plugged;
 #[path = "common/two_nodes.rs"]
 mod two_nodes;
 
-use std::collections::BTreeMap;
+use asked::asked;
+use std::sync::mpsc::Receiver;
 use two_nodes::host;
 use vnuma_api as api;
 use vnuma_daemon::core::{
-    Core, Refusal,
-    event::{Answer, Ask, Command, Event, Report, Request},
+    Core, Refusal, ReplyTo,
+    event::{Ask, Command, Event, Report, Request},
 };
 use vnuma_model::{
     BackingMapping, HugePages, MemoryBacking, PageKind, Vcpu, VmCandidate, VmDescription, VmDevice,
@@ -58,7 +61,6 @@ struct Run {
     watched: Vec<Vec<MemoryArea>>,
     orders: Vec<MoveMemory>,
     stopped: usize,
-    replies: BTreeMap<u64, Result<Answer, Refusal>>,
     steps: Vec<api::MemoryStep>,
     lines: Vec<String>,
 }
@@ -80,7 +82,6 @@ impl Run {
             watched: Vec::new(),
             orders: Vec::new(),
             stopped: 0,
-            replies: BTreeMap::new(),
             steps: Vec::new(),
             lines: Vec::new(),
         };
@@ -137,7 +138,7 @@ impl Run {
                 }
                 Command::MoveMemory { order, .. } => self.orders.push(order),
                 Command::StopMemory(_) => self.stopped += 1,
-                Command::Reply(request, answer) => drop(self.replies.insert(request, answer)),
+                Command::Reply(reply) => reply.give(),
                 Command::Announce(api::Event::Memory { step, .. }) => self.steps.push(step),
                 Command::Log(_, line) => self.lines.push(line),
                 Command::Ask(_, Ask::Describe) => {}
@@ -161,17 +162,21 @@ impl Run {
         self.step(Event::MemoryMoved(self.vm.0, PID, moved, true));
     }
 
-    fn set(&mut self, request: u64, policy: MemoryPolicy) {
-        self.step(Event::Requested(request, Request::SetMemoryPolicy("a".into(), policy)));
+    fn set(&mut self, request: u64, policy: MemoryPolicy) -> api::VmMemory {
+        let (to, answer) = asked();
+        self.step(Event::Requested(request, Request::SetMemoryPolicy("a".into(), policy, to)));
+        answer.try_recv().expect("answered").expect("set")
     }
 
     fn ask(&mut self, request: u64) -> Option<Result<api::VmMemory, String>> {
-        self.step(Event::Requested(request, Request::ShowMemory("a".into())));
-        self.replies.remove(&request).map(|reply| match reply {
-            Ok(Answer::Memory(memory)) => Ok(*memory),
-            Ok(other) => panic!("{other:?}"),
-            Err(refusal) => Err(refusal.to_string()),
-        })
+        let answer = self.asked(request).try_recv().ok()?;
+        Some(answer.map_err(|refusal| refusal.to_string()))
+    }
+
+    fn asked(&mut self, request: u64) -> Receiver<Result<api::VmMemory, Refusal>> {
+        let (to, answer) = asked();
+        self.step(Event::Requested(request, Request::ShowMemory("a".into(), to)));
+        answer
     }
 }
 
@@ -443,8 +448,7 @@ fn huge_pages_of_a_pool_come_home_while_the_home_has_free_ones() {
 fn a_policy_is_switched_on_and_off_while_the_vm_runs() {
     let mut run = Run::new(MemorySettings::default(), description());
     run.displaced = [100, 0];
-    run.set(3, MemoryPolicy::Amount);
-    assert!(matches!(&run.replies[&3], Ok(Answer::Memory(memory)) if memory.policy == "amount"));
+    assert_eq!(run.set(3, MemoryPolicy::Amount).policy, "amount");
     run.pass(60);
     assert_eq!(run.orders.len(), 1);
     run.set(4, MemoryPolicy::None);
@@ -458,7 +462,7 @@ fn a_policy_is_switched_on_and_off_while_the_vm_runs() {
     run.pass(120);
     assert_eq!(run.orders.len(), 2);
     let off = vnuma_policy::scheduling::Policy::Observe;
-    run.step(Event::Requested(6, Request::SetPolicy("a".into(), off)));
+    run.step(Event::Requested(6, Request::SetPolicy("a".into(), off, ReplyTo::new(drop))));
     assert_eq!(run.stopped, 1);
 }
 
@@ -470,9 +474,10 @@ fn a_vm_that_ends_in_the_middle_leaves_nobody_waiting() {
     assert_eq!(run.orders.len(), 1);
     (run.answers, run.cost_ns) = (false, 0);
     run.pass(130);
-    assert!(run.ask(5).is_none(), "it waits for the look");
+    let answer = run.asked(5);
+    assert!(answer.try_recv().is_err(), "it waits for the look");
     run.report(Report::Ended);
-    assert!(matches!(run.replies[&5], Err(Refusal::Ended { .. })));
+    assert!(matches!(answer.try_recv(), Ok(Err(Refusal::Ended { .. }))));
     assert_eq!(run.stopped, 1);
     // What comes late changes nothing.
     let areas = run.looked[0].clone();

@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use two_nodes::host;
 use vnuma_api as api;
 use vnuma_daemon::core::{
-    Core,
+    Core, ReplyTo,
     event::{Ask, Command, Event, Report, Request},
 };
 use vnuma_model::{
@@ -98,9 +98,9 @@ impl Run {
             let at = VcpuLocation { cpu, node: 0, pinned: Some(0), time_ns: run.now_ns };
             run.step(Event::Located(tid, Some(at)));
         }
-        run.step(Event::Requested(1, Request::Attach("a".into())));
+        run.step(Event::Requested(1, Request::Attach("a".into(), ReplyTo::new(drop))));
         run.report(Report::Attached(Ok(8 << 32 | 1)));
-        run.step(Event::Requested(2, Request::SetPolicy("a".into(), Policy::Vprobe)));
+        run.step(Event::Requested(2, Request::SetPolicy("a".into(), Policy::Vprobe, ReplyTo::new(drop))));
         run
     }
 
@@ -252,7 +252,7 @@ fn pages_that_are_held_are_left_alone_for_a_while() {
 fn a_policy_that_is_switched_off_moves_nothing_any_more() {
     let mut run = Run::new(128);
     run.periods(3);
-    run.step(Event::Requested(3, Request::SetPolicy("a".into(), Policy::Observe)));
+    run.step(Event::Requested(3, Request::SetPolicy("a".into(), Policy::Observe, ReplyTo::new(drop))));
     assert_eq!(run.stopped, 1);
     run.moved(16 * MIB, 0, true);
     run.read_ns = run.now_ns + 1;

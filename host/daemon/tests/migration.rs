@@ -1,16 +1,19 @@
 //! VMs that leave and arrive, in the core by itself: what is seen comes in, orders come out.
 
+#[path = "common/asked.rs"]
+mod asked;
 #[path = "common/gib_nodes.rs"]
 mod gib_nodes;
 #[path = "common/two_nodes.rs"]
 mod two_nodes;
 
-use std::collections::{BTreeMap, VecDeque};
+use asked::asked;
+use std::collections::VecDeque;
 use two_nodes::host;
 use vnuma_api as api;
 use vnuma_daemon::core::{
-    Core, Refusal,
-    event::{Answer, Ask, Command, Event, Level, Report, Request},
+    Core, Refusal, ReplyTo,
+    event::{Ask, Command, Event, Level, Report, Request},
 };
 use vnuma_hypervisor::VmError;
 use vnuma_memory_backend::ABILITIES;
@@ -44,7 +47,6 @@ struct Run {
     came_along: bool,
     done: Vec<String>,
     log: Vec<(Level, String)>,
-    replies: BTreeMap<u64, Result<Answer, Refusal>>,
 }
 
 impl Run {
@@ -68,7 +70,6 @@ impl Run {
             came_along: false,
             done: Vec::new(),
             log: Vec::new(),
-            replies: BTreeMap::new(),
         };
         run.connect();
         run
@@ -80,7 +81,7 @@ impl Run {
 
     fn attached() -> Self {
         let mut run = Self::running();
-        run.step(Event::Requested(1, Request::Attach("a".into())));
+        run.step(Event::Requested(1, Request::Attach("a".into(), ReplyTo::new(drop))));
         run.pass(1);
         assert!(run.shown().attached);
         run.done.clear();
@@ -192,7 +193,7 @@ impl Run {
                         }
                     }
                     Command::Confine { .. } => self.done.push("confine".into()),
-                    Command::Reply(request, answer) => drop(self.replies.insert(request, answer)),
+                    Command::Reply(reply) => reply.give(),
                     Command::Log(level, line) => self.log.push((level, line)),
                     _ => {}
                 }
@@ -213,21 +214,18 @@ impl Run {
         self.core.show("a").expect("there")
     }
 
-    fn ask(&mut self, wanted: Request) -> Result<api::Migration, String> {
-        self.step(Event::Requested(50, wanted));
-        match self.replies.remove(&50).expect("answered") {
-            Ok(Answer::Migration(migration)) => Ok(*migration),
-            Ok(other) => panic!("{other:?}"),
-            Err(refusal) => Err(refusal.to_string()),
-        }
+    fn ask<T: Send + 'static>(&mut self, wanted: impl FnOnce(ReplyTo<T>) -> Request) -> Result<T, String> {
+        let (to, answer) = asked();
+        self.step(Event::Requested(50, wanted(to)));
+        answer.try_recv().expect("answered").map_err(|refusal| refusal.to_string())
     }
 
     fn migrate(&mut self) -> api::Migration {
-        self.ask(Request::Migrate("a".into(), TO.into(), false)).expect("begun")
+        self.ask(|to| Request::Migrate("a".into(), TO.into(), false, to)).expect("begun")
     }
 
     fn state(&mut self) -> api::Migration {
-        self.ask(Request::ShowMigration("a".into())).expect("known")
+        self.ask(|to| Request::ShowMigration("a".into(), to)).expect("known")
     }
 
     fn described_as(&mut self, run_state: &str) {
@@ -277,7 +275,7 @@ fn one_that_somebody_else_has_migrated_is_forgotten_as_well() {
     run.description.run_state = "postmigrate".into();
     run.step(Event::Resync);
     assert!(run.core.show("a").is_err());
-    let unknown = run.ask(Request::ShowMigration("a".into())).unwrap_err();
+    let unknown = run.ask(|to| Request::ShowMigration("a".into(), to)).unwrap_err();
     assert!(unknown.starts_with("there is no VM `a`"), "{unknown}");
 }
 
@@ -302,7 +300,7 @@ fn one_whose_manager_says_that_it_has_left_is_done_whether_its_process_has_ended
         assert!(run.core.show("a").is_err(), "it is still shown");
         match migrates {
             true => assert_eq!((run.state().state.as_str(), run.state().problem), ("done", None)),
-            false => assert!(run.ask(Request::ShowMigration("a".into())).is_err()),
+            false => assert!(run.ask(|to| Request::ShowMigration("a".into(), to)).is_err()),
         }
     }
 }
@@ -330,11 +328,11 @@ fn one_that_is_cancelled_is_attached_again() {
     let mut run = Run::attached();
     run.migrate();
     run.pass(1);
-    run.ask(Request::CancelMigration("a".into())).expect("cancelled");
+    run.ask(|to| Request::CancelMigration("a".into(), to)).expect("cancelled");
     run.pass(3);
     assert_eq!(run.state().state, "cancelled");
     assert!(run.shown().attached && !run.marked);
-    let past = run.ask(Request::CancelMigration("a".into())).unwrap_err();
+    let past = run.ask(|to| Request::CancelMigration("a".into(), to)).unwrap_err();
     assert!(past.ends_with("cannot be cancelled any more: it is over"), "{past}");
 }
 
@@ -403,7 +401,7 @@ fn a_refusal_says_where_to_read_on() {
     run.pass(1);
     let problem = run.state().problem.expect("why");
     assert!(problem.contains("a blocker") && problem.ends_with("(docs/migration.md)"), "{problem}");
-    let bad = run.ask(Request::Migrate("a".into(), "exec:rm".into(), false)).unwrap_err();
+    let bad = run.ask(|to| Request::Migrate("a".into(), "exec:rm".into(), false, to)).unwrap_err();
     assert!(bad.contains("`exec:rm`") && bad.ends_with("(docs/migration.md)"), "{bad}");
 }
 
@@ -411,15 +409,15 @@ fn a_refusal_says_where_to_read_on() {
 fn nothing_else_is_done_with_the_channel_of_one_that_migrates() {
     let mut run = Run::attached();
     run.migrate();
-    for wanted in [
-        Request::Attach("a".into()),
-        Request::AttachOnArrival("a".into()),
-        Request::Detach("a".into()),
-        Request::Replug("a".into(), 1),
-        Request::Migrate("a".into(), TO.into(), false),
+    for refused in [
+        run.ask(|to| Request::Attach("a".into(), to)).map(drop),
+        run.ask(|to| Request::AttachOnArrival("a".into(), to)).map(drop),
+        run.ask(|to| Request::Detach("a".into(), to)).map(drop),
+        run.ask(|to| Request::Replug("a".into(), 1, to)).map(drop),
+        run.ask(|to| Request::Migrate("a".into(), TO.into(), false, to)).map(drop),
     ] {
-        let refused = run.ask(wanted.clone()).expect_err("refused");
-        assert!(refused.starts_with("a: it is migrating to tcp:b:4444"), "{wanted:?}: {refused}");
+        let refused = refused.expect_err("refused");
+        assert!(refused.starts_with("a: it is migrating to tcp:b:4444"), "{refused}");
     }
 }
 
@@ -463,8 +461,7 @@ fn a_vm_that_arrives_is_attached_if_that_was_wanted() {
     for wanted in [false, true] {
         let mut run = Run::with("inmigrate", false, Policy::Off);
         if wanted {
-            run.step(Event::Requested(3, Request::AttachOnArrival("a".into())));
-            let Some(Ok(Answer::Vm(shown))) = run.replies.remove(&3) else { panic!("{:?}", run.replies) };
+            let shown = run.ask(|to| Request::AttachOnArrival("a".into(), to)).expect("marked");
             assert!(shown.attach_on_arrival && !shown.attached);
         }
         run.pass(10);
@@ -486,7 +483,7 @@ fn whoever_detaches_it_does_not_want_it_attached_on_arrival_any_more() {
     run.marked = true;
     run.report(Report::Marked(Ok(true)));
     assert!(run.shown().attached);
-    run.step(Event::Requested(3, Request::Detach("a".into())));
+    run.step(Event::Requested(3, Request::Detach("a".into(), ReplyTo::new(drop))));
     run.pass(10);
     run.step(Event::Resync);
     assert!(!run.shown().attached && !run.marked, "it came back");
@@ -502,12 +499,12 @@ fn a_mark_that_stayed_is_taken_away_when_somebody_detaches_the_vm() {
     run.pass(3);
     assert!(run.shown().attached && run.marked && !run.shown().attach_on_arrival);
     run.keeps_mark = false;
-    run.step(Event::Requested(3, Request::Detach("a".into())));
+    run.step(Event::Requested(3, Request::Detach("a".into(), ReplyTo::new(drop))));
     run.pass(10);
     run.step(Event::Resync);
     assert!(!run.shown().attached && !run.marked, "{:?}", run.done);
     // And another migration marks it again.
-    run.step(Event::Requested(4, Request::Attach("a".into())));
+    run.step(Event::Requested(4, Request::Attach("a".into(), ReplyTo::new(drop))));
     run.status = MigrationStatus::None;
     run.migrate();
     assert!(run.marked, "{:?}", run.done);
@@ -517,7 +514,7 @@ fn a_mark_that_stayed_is_taken_away_when_somebody_detaches_the_vm() {
 fn the_channel_of_a_vm_that_arrives_with_it_is_plugged_anew() {
     for late in [false, true] {
         let mut run = Run::with("inmigrate", false, Policy::Off);
-        run.step(Event::Requested(3, Request::Attach("a".into())));
+        run.step(Event::Requested(3, Request::Attach("a".into(), ReplyTo::new(drop))));
         run.pass(1);
         assert!(run.shown().attached);
         run.done.clear();
@@ -577,17 +574,17 @@ fn a_channel_that_came_along_is_plugged_anew_when_the_guest_runs() {
 #[test]
 fn what_waits_is_not_migrated_on() {
     let mut run = Run::with("inmigrate", false, Policy::Off);
-    let refused = run.ask(Request::Migrate("a".into(), TO.into(), false)).unwrap_err();
+    let refused = run.ask(|to| Request::Migrate("a".into(), TO.into(), false, to)).unwrap_err();
     assert_eq!(refused, "a: its guest is not here yet: its hypervisor waits for a migration");
 }
 
 #[test]
 fn with_post_copy_there_is_no_way_back() {
     let mut run = Run::attached();
-    run.ask(Request::Migrate("a".into(), TO.into(), true)).expect("begun");
+    run.ask(|to| Request::Migrate("a".into(), TO.into(), true, to)).expect("begun");
     run.pass(1);
     assert_eq!((run.state().state.as_str(), run.did("SwitchMigration")), ("post-copy", 1));
-    let refused = run.ask(Request::CancelMigration("a".into())).unwrap_err();
+    let refused = run.ask(|to| Request::CancelMigration("a".into(), to)).unwrap_err();
     assert!(refused.contains("the guest runs at the destination"), "{refused}");
     run.status = MigrationStatus::PostCopyPaused;
     run.pass(1);

@@ -1,5 +1,7 @@
 //! A guest node gets another home, in the core by itself: what is seen comes in, orders come out.
 
+#[path = "common/asked.rs"]
+mod asked;
 #[path = "common/gib_nodes.rs"]
 mod gib_nodes;
 #[path = "common/plugged.rs"]
@@ -7,12 +9,13 @@ mod plugged;
 #[path = "common/two_nodes.rs"]
 mod two_nodes;
 
-use std::collections::{BTreeMap, VecDeque};
+use asked::asked;
+use std::collections::VecDeque;
 use two_nodes::host;
 use vnuma_api as api;
 use vnuma_daemon::core::{
-    Core, Refusal,
-    event::{Answer, Ask, Command, Event, Report, Request},
+    Core, ReplyTo,
+    event::{Ask, Command, Event, Report, Request},
 };
 use vnuma_model::{
     BackingMapping, DistanceMatrix, HostNode, HugePages, MemoryBacking, PageKind, Vcpu, VcpuLocation,
@@ -55,7 +58,6 @@ struct Run {
     done: Vec<String>,
     orders: Vec<MoveMemory>,
     stopped: usize,
-    replies: BTreeMap<u64, Result<Answer, Refusal>>,
     vcpu_fails: bool,
 }
 
@@ -98,7 +100,6 @@ impl Run {
             done: Vec::new(),
             orders: Vec::new(),
             stopped: 0,
-            replies: BTreeMap::new(),
             vcpu_fails: false,
         }
     }
@@ -115,7 +116,7 @@ impl Run {
 
     fn connect(&mut self) {
         self.describe();
-        self.step(Event::Requested(1, Request::Attach("a".into())));
+        self.step(Event::Requested(1, Request::Attach("a".into(), ReplyTo::new(drop))));
         self.step(Event::Hypervisor(self.vm.1, Report::Attached(Ok(CHANNEL))));
         self.pass(5);
         self.done.clear();
@@ -192,7 +193,7 @@ impl Run {
                     Command::Ask(connection, Ask::Describe) => {
                         events.push_back(Event::Hypervisor(connection, Report::Described(self.described())));
                     }
-                    Command::Reply(request, answer) => drop(self.replies.insert(request, answer)),
+                    Command::Reply(reply) => reply.give(),
                     _ => {}
                 }
             }
@@ -217,26 +218,27 @@ impl Run {
         self.step(Event::MemoryMoved(self.vm.0, PID, moved, true));
     }
 
-    fn ask(&mut self, request: u64, wanted: Request) -> Result<api::Rehome, String> {
-        self.step(Event::Requested(request, wanted));
-        match self.replies.remove(&request).expect("answered") {
-            Ok(Answer::Rehome(rehome)) => Ok(*rehome),
-            Ok(other) => panic!("{other:?}"),
-            Err(refusal) => Err(refusal.to_string()),
-        }
+    fn ask(
+        &mut self,
+        request: u64,
+        wanted: impl FnOnce(ReplyTo<api::Rehome>) -> Request,
+    ) -> Result<api::Rehome, String> {
+        let (to, answer) = asked();
+        self.step(Event::Requested(request, wanted(to)));
+        answer.try_recv().expect("answered").map_err(|refusal| refusal.to_string())
     }
 
     fn rehome(&mut self, node: u32) -> Result<api::Rehome, String> {
-        self.ask(50, Request::Rehome("a".into(), wish(node)))
+        self.ask(50, |to| Request::Rehome("a".into(), wish(node), to))
     }
 
     /// Why the memory of guest node 0 does not follow its vCPUs.
     fn stays(&mut self) -> Option<api::MemoryStays> {
-        self.ask(53, Request::ShowRehome("a".into())).expect("shown").guest_nodes[0].stays.take()
+        self.ask(53, |to| Request::ShowRehome("a".into(), to)).expect("shown").guest_nodes[0].stays.take()
     }
 
     fn state(&mut self) -> api::RehomeState {
-        let shown = self.ask(51, Request::ShowRehome("a".into())).expect("shown");
+        let shown = self.ask(51, |to| Request::ShowRehome("a".into(), to)).expect("shown");
         shown.rehome.expect("one")
     }
 }
@@ -256,7 +258,7 @@ fn bound_memory_is_described_before_anything_is_said_or_done() {
     // Nobody was told of it: memory that is bound is not described again and again.
     run.pass(60);
     run.mib = [700, 50];
-    let shown = run.ask(51, Request::ShowRehome("a".into())).expect("shown");
+    let shown = run.ask(51, |to| Request::ShowRehome("a".into(), to)).expect("shown");
     let places: Vec<_> = shown.guest_nodes[0].places.iter().map(|place| place.bytes / MIB).collect();
     assert_eq!(places, [700, 50]);
     run.mib = [600, 100];
@@ -318,10 +320,10 @@ fn what_is_refused_changes_nothing() {
         let described = run.described();
         run.step(Event::Hypervisor(run.vm.1, Report::Described(described)));
         run.done.clear();
-        let error = run.ask(50, Request::Rehome("a".into(), wish)).expect_err("refused");
+        let error = run.ask(50, |to| Request::Rehome("a".into(), wish, to)).expect_err("refused");
         run.pass(60);
         assert!(run.done.is_empty(), "{:?}", run.done);
-        assert!(run.ask(51, Request::ShowRehome("a".into())).expect("shown").rehome.is_none());
+        assert!(run.ask(51, |to| Request::ShowRehome("a".into(), to)).expect("shown").rehome.is_none());
         error
     };
     let to = |node| wish(node);
@@ -393,7 +395,7 @@ fn huge_pages_of_a_pool_get_another_home_if_its_pool_has_room() {
     // It says nothing of small pages.
     run.free_kib = 0;
     run.step(Event::Hypervisor(run.vm.1, Report::Described(run.described())));
-    run.ask(50, Request::Rehome("a".into(), wish(1))).expect("begun");
+    run.ask(50, |to| Request::Rehome("a".into(), wish(1), to)).expect("begun");
     run.pass(5);
     let [order] = &run.orders[..] else { panic!("{:?}", run.orders) };
     assert_eq!((order.from, order.to, order.bytes), (0, 1, 1024 * MIB));
@@ -406,7 +408,7 @@ fn a_vcpu_that_somebody_confined_is_moved_if_that_is_asked_for() {
     run.locate(0, 0, Some(0));
     run.vcpu_fails = true;
     let wanted = RehomeWish { move_pinned: true, ..wish(1) };
-    run.ask(50, Request::Rehome("a".into(), wanted)).expect("begun");
+    run.ask(50, |to| Request::Rehome("a".into(), wanted, to)).expect("begun");
     run.moved(1, 1024, None);
     run.pass(5);
     let state = run.state();
@@ -414,7 +416,7 @@ fn a_vcpu_that_somebody_confined_is_moved_if_that_is_asked_for() {
     assert!(state.problem.is_some_and(|problem| problem.contains("vCPU 0 was not moved to node 1")));
     // The repeat has only that left.
     (run.vcpu_fails, run.done) = (false, Vec::new());
-    run.ask(50, Request::Rehome("a".into(), wanted)).expect("begun");
+    run.ask(50, |to| Request::Rehome("a".into(), wanted, to)).expect("begun");
     run.pass(5);
     assert_eq!((run.done.join(", ").as_str(), run.state().problem), ("vcpu 0 to 1", None));
 }
@@ -423,27 +425,31 @@ fn a_vcpu_that_somebody_confined_is_moved_if_that_is_asked_for() {
 fn a_dry_run_says_what_would_be_done() {
     let mut run = Run::new(MemoryPolicy::None);
     let planned = RehomeWish { dry_run: true, ..wish(1) };
-    let shown = run.ask(50, Request::Rehome("a".into(), planned)).expect("planned").rehome.expect("one");
+    let shown =
+        run.ask(50, |to| Request::Rehome("a".into(), planned, to)).expect("planned").rehome.expect("one");
     assert_eq!((shown.state.as_str(), shown.total_bytes), ("planned", 1024 * MIB));
     run.pass(60);
     assert!(
-        run.done.is_empty() && run.ask(51, Request::ShowRehome("a".into())).expect("shown").rehome.is_none()
+        run.done.is_empty()
+            && run.ask(51, |to| Request::ShowRehome("a".into(), to)).expect("shown").rehome.is_none()
     );
 }
 
 #[test]
 fn one_that_is_stopped_stays_where_it_is_until_it_is_repeated_or_undone() {
     let mut run = Run::new(MemoryPolicy::None);
-    assert!(run.ask(50, Request::StopRehome("a".into())).expect_err("none").contains("no guest node"));
+    assert!(
+        run.ask(50, |to| Request::StopRehome("a".into(), to)).expect_err("none").contains("no guest node")
+    );
     run.rehome(1).expect("begun");
     run.moved(1, 300, Some("it has worked for 10 s"));
-    let shown = run.ask(50, Request::StopRehome("a".into())).expect("stopped");
+    let shown = run.ask(50, |to| Request::StopRehome("a".into(), to)).expect("stopped");
     assert_eq!(run.stopped, 1);
     assert_eq!(shown.rehome.expect("one").state, "stopped");
     run.moved(1, 100, Some("it was stopped"));
     run.pass(60);
     assert_eq!(run.done.join(", "), "memory 0 to 1, memory 0 to 1", "nothing more is begun");
-    let shown = run.ask(51, Request::ShowRehome("a".into())).expect("shown");
+    let shown = run.ask(51, |to| Request::ShowRehome("a".into(), to)).expect("shown");
     let places: Vec<_> =
         shown.guest_nodes[0].places.iter().map(|place| (place.node, place.bytes / MIB)).collect();
     assert_eq!((shown.guest_nodes[0].home, places), (Some(0), vec![(0, 624), (1, 400)]));
@@ -467,7 +473,7 @@ fn the_next_vnumad_shows_what_is_there_and_completes_it() {
         run.rehome(1).expect("begun");
         (run.mib, run.core) = ([1024 - mib, mib], Core::new(host(), Policies::default(), 9));
         run.connect();
-        let shown = run.ask(51, Request::ShowRehome("a".into())).expect("shown");
+        let shown = run.ask(51, |to| Request::ShowRehome("a".into(), to)).expect("shown");
         assert!(shown.rehome.is_none());
         assert_eq!(shown.guest_nodes[0].home, Some(u32::from(mib > 512)));
         assert_eq!(shown.guest_nodes[0].places.len(), 2, "it is shown as partly moved");
@@ -589,7 +595,7 @@ fn an_operator_that_gives_a_home_or_stops_one_is_not_contradicted() {
     (0..2).for_each(|vcpu| run.locate(vcpu, 1, None));
     run.pass(180);
     assert_eq!(run.orders.len(), 1);
-    run.ask(52, Request::StopRehome("a".into())).expect("stopped");
+    run.ask(52, |to| Request::StopRehome("a".into(), to)).expect("stopped");
     run.moved(1, 100, None);
     run.pass(400);
     assert_eq!((run.orders.len(), run.state().state.as_str()), (1, "stopped"));

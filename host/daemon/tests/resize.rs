@@ -1,16 +1,19 @@
 //! Guest nodes grow and shrink, in the core by itself: what is seen comes in, what QEMU is asked for comes out.
 
+#[path = "common/asked.rs"]
+mod asked;
 #[path = "common/gib_nodes.rs"]
 mod gib_nodes;
 #[path = "common/two_nodes.rs"]
 mod two_nodes;
 
-use std::collections::{BTreeMap, VecDeque};
+use asked::asked;
+use std::collections::VecDeque;
 use two_nodes::host;
 use vnuma_api as api;
 use vnuma_daemon::core::{
-    Core, Refusal,
-    event::{Answer, Ask, Command, Event, Report, Request},
+    Core, ReplyTo,
+    event::{Ask, Command, Event, Report, Request},
 };
 use vnuma_hypervisor::VmError;
 use vnuma_model::{MemoryBacking, MemoryDevice, Vcpu, VmCandidate, VmDescription};
@@ -42,7 +45,6 @@ struct Run {
     /// What QEMU was asked for, MiB.
     asked: Vec<u64>,
     described: usize,
-    replies: BTreeMap<u64, Result<Answer, Refusal>>,
     log: Vec<String>,
 }
 
@@ -82,7 +84,6 @@ impl Run {
             problem: None,
             asked: Vec::new(),
             described: 0,
-            replies: BTreeMap::new(),
             log: Vec::new(),
         };
         run.step(Event::Scanned(Ok(vec![VmCandidate::new("/a", "a", 1)])));
@@ -125,7 +126,7 @@ impl Run {
                         let outcome = self.qemu(bytes);
                         events.push_back(Event::Hypervisor(connection, Report::Resized(node, outcome)));
                     }
-                    Command::Reply(request, answer) => drop(self.replies.insert(request, answer)),
+                    Command::Reply(reply) => reply.give(),
                     Command::Log(_, line) => self.log.push(line),
                     _ => {}
                 }
@@ -156,27 +157,28 @@ impl Run {
         }
     }
 
-    fn ask(&mut self, wanted: Request) -> Result<api::GuestNodeSize, String> {
-        self.step(Event::Requested(50, wanted));
-        match self.replies.remove(&50).expect("answered") {
-            Ok(Answer::Sizes(sizes)) => Ok(sizes.guest_nodes[1].clone()),
-            Ok(other) => panic!("{other:?}"),
-            Err(refusal) => Err(refusal.to_string()),
-        }
+    fn ask(
+        &mut self,
+        wanted: impl FnOnce(ReplyTo<api::Sizes>) -> Request,
+    ) -> Result<api::GuestNodeSize, String> {
+        let (to, answer) = asked();
+        self.step(Event::Requested(50, wanted(to)));
+        let sizes = answer.try_recv().expect("answered").map_err(|refusal| refusal.to_string())?;
+        Ok(sizes.guest_nodes[1].clone())
     }
 
     fn resize(&mut self, mib: u64) -> Result<api::GuestNodeSize, String> {
         let size = WantedSize::Fixed(mib * MIB);
-        self.ask(Request::Resize("a".into(), ResizeWish { guest_node: 1, size, dry_run: false }))
+        self.ask(|to| Request::Resize("a".into(), ResizeWish { guest_node: 1, size, dry_run: false }, to))
     }
 
     fn auto(&mut self, least_mib: u64, most_mib: Option<u64>) -> Result<api::GuestNodeSize, String> {
         let size = WantedSize::Auto(least_mib * MIB, most_mib.map(|mib| mib * MIB));
-        self.ask(Request::Resize("a".into(), ResizeWish { guest_node: 1, size, dry_run: false }))
+        self.ask(|to| Request::Resize("a".into(), ResizeWish { guest_node: 1, size, dry_run: false }, to))
     }
 
     fn shown(&mut self) -> (String, u64) {
-        let node = self.ask(Request::ShowSizes("a".into())).expect("shown");
+        let node = self.ask(|to| Request::ShowSizes("a".into(), to)).expect("shown");
         let plugged = node.pluggable.expect("a device").plugged_bytes / MIB;
         (node.resize.map(|resize| resize.state).unwrap_or_default(), plugged)
     }
@@ -221,7 +223,9 @@ fn what_cannot_be_is_refused_and_nothing_is_asked() {
     );
     assert!(run.auto(0, None).expect_err("refused").contains("it can have 1024 to 3072 MiB"));
     let size = WantedSize::Fixed(1024 * MIB);
-    let of = |node, size| Request::Resize("a".into(), ResizeWish { guest_node: node, size, dry_run: false });
+    let of = |guest_node, size| {
+        move |to| Request::Resize("a".into(), ResizeWish { guest_node, size, dry_run: false }, to)
+    };
     assert!(run.ask(of(0, size)).expect_err("refused").contains("it has no virtio-mem device"));
     assert!(run.ask(of(7, size)).expect_err("refused").contains("there is no guest node 7"));
     // A sixteenth of 8 GiB stays free.
@@ -273,12 +277,12 @@ fn a_guest_that_does_nothing_is_given_up_and_shown() {
 
     run.resize(1536).expect("begun");
     run.pass(2);
-    run.ask(Request::StopResize("a".into())).expect("stopped");
+    run.ask(|to| Request::StopResize("a".into(), to)).expect("stopped");
     assert_eq!((run.shown(), &run.asked[2..]), (("stopped".into(), 128), &[512, 128][..]));
     let resizes = run.core.counts(run.vm.0).resizes;
     assert_eq!(resizes, [("done", 0), ("failed", 0), ("partly", 1), ("stopped", 1)].into());
     assert!(
-        run.ask(Request::StopResize("a".into()))
+        run.ask(|to| Request::StopResize("a".into(), to))
             .expect_err("refused")
             .contains("no guest node grows or shrinks")
     );
@@ -295,7 +299,7 @@ fn a_qemu_that_refuses_or_goes_away_ends_it() {
     run.pass(2);
     assert_eq!(run.shown().0, "done");
     run.step(Event::ProcessEnded(run.vm.0, PID));
-    assert!(run.ask(Request::ShowSizes("a".into())).is_err());
+    assert!(run.ask(|to| Request::ShowSizes("a".into(), to)).is_err());
     run.pass(10);
 }
 

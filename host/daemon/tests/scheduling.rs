@@ -3,15 +3,18 @@
 #[path = "scheduling/scx_vnuma.rs"]
 mod scx_vnuma;
 
+#[path = "common/answers.rs"]
+mod answers;
 #[path = "common/two_nodes.rs"]
 mod two_nodes;
 
+use answers::Answers;
 use std::{collections::BTreeMap, sync::Arc};
 use two_nodes::host;
 use vnuma_api as api;
 use vnuma_daemon::core::{
-    Core, Refusal,
-    event::{Answer, Command, Event, Followed, Level, Made, MaskOrder, Ranked, Report, Request, Switch},
+    Core, ReplyTo,
+    event::{Command, Event, Followed, Level, Made, MaskOrder, Ranked, Report, Request, Switch},
 };
 use vnuma_model::{
     CpuLayout, CpuSet, GuestNode, MemoryBacking, ThreadCounts, Vcpu, VcpuLocation, VmCandidate, VmDescription,
@@ -85,7 +88,7 @@ struct Run {
     published: usize,
     moves: usize,
     events: Vec<api::Event>,
-    answers: Vec<(RequestId, Result<Answer, Refusal>)>,
+    answers: Answers,
     lines: Vec<String>,
     warnings: usize,
 }
@@ -113,7 +116,7 @@ impl Run {
             published: 0,
             moves: 0,
             events: Vec::new(),
-            answers: Vec::new(),
+            answers: Answers::default(),
             lines: Vec::new(),
             warnings: 0,
         }
@@ -159,7 +162,7 @@ impl Run {
                 Command::Move { .. } => self.moves += 1,
                 Command::ForgetMask(_, tid) => self.forgotten.push(tid),
                 Command::Announce(event) => self.events.push(event),
-                Command::Reply(request, answer) => self.answers.push((request, answer)),
+                Command::Reply(reply) => reply.give(),
                 Command::Log(level, line) => {
                     self.warnings += usize::from(level == Level::Warn);
                     self.lines.push(line);
@@ -210,18 +213,17 @@ impl Run {
         self.connections[at].0
     }
 
-    fn ask(&mut self, request: RequestId, wanted: Request) {
-        self.step(Event::Requested(request, wanted));
+    fn ask<T: Send + 'static>(&mut self, request: RequestId, wanted: impl FnOnce(ReplyTo<T>) -> Request) {
+        let to = self.answers.to(request);
+        self.step(Event::Requested(request, wanted(to)));
     }
 
     fn set_policy(&mut self, request: RequestId, policy: Policy) {
-        self.ask(request, Request::SetPolicy("a".into(), policy));
+        self.ask(request, |to| Request::SetPolicy("a".into(), policy, to));
     }
 
     fn answered(&self, request: RequestId) -> Option<bool> {
-        let answers: Vec<_> = self.answers.iter().filter(|(known, _)| *known == request).collect();
-        assert!(answers.len() <= 1, "answered once");
-        answers.first().map(|(_, answer)| answer.is_ok())
+        self.answers.all().get(&request).map(Option::is_none)
     }
 
     /// A reading of VM `a`, whose vCPUs are on `cpu` and use memory of `node`.
@@ -291,7 +293,7 @@ fn threads_are_counted_only_while_some_vm_has_a_policy() {
     run.counts.clear();
     run.set_policy(2, Policy::Off);
     assert_eq!(run.counts, [(run.id(0), 0), (run.id(1), 0)]);
-    run.ask(3, Request::SetPolicy("none".into(), Policy::Vprobe));
+    run.ask(3, |to| Request::SetPolicy("none".into(), Policy::Vprobe, to));
     assert_eq!(run.answered(3), Some(false));
 }
 
@@ -367,7 +369,7 @@ fn a_vcpu_goes_to_its_memory_within_its_operators_mask_and_its_guest_is_told() {
         let at = location(&set("0-7"), run.now_ns);
         run.step(Event::Located(tid, Some(at)));
     }
-    run.ask(1000, Request::Attach("a".into()));
+    run.ask(1000, |to| Request::Attach("a".into(), to));
     let connection = run.connections[0].1;
     run.step(Event::Hypervisor(connection, Report::Attached(Ok(8 << 32 | 1))));
     run.set_policy(1, Policy::Vprobe);
@@ -586,7 +588,7 @@ fn an_operators_move_ends_what_a_policy_wanted() {
     let mut run = Run::with_vms(&["a"]);
     run.set_policy(1, Policy::Vprobe);
     run.period(0, 1);
-    run.ask(2, Request::Move("a".into(), 0, 0));
+    run.ask(2, |to| Request::Move("a".into(), 0, 0, to));
     run.masks.insert(101, set("0-3"));
     let vm = run.id(0);
     let at = Some(location(&set("0-3"), run.now_ns));
@@ -603,7 +605,7 @@ fn an_operators_move_waits_for_the_step_under_way() {
     run.obedient = false;
     run.set_policy(1, Policy::Vprobe);
     run.period(0, 1);
-    run.ask(2, Request::Move("a".into(), 0, 0));
+    run.ask(2, |to| Request::Move("a".into(), 0, 0, to));
     run.set_policy(3, Policy::Off);
     assert_eq!(run.moves, 0, "which of both was last would not be known");
     let (vm, pid, orders) = run.orders.pop().expect("orders");

@@ -4,8 +4,28 @@ use super::{Checker, VmView};
 use std::collections::{BTreeMap, BTreeSet};
 use vnuma_daemon::core::event::{Report, Request};
 use vnuma_hypervisor::VmError;
-use vnuma_model::MigrationStatus;
+use vnuma_model::{ApicId, HostNodeId, MigrationStatus};
 use vnuma_policy::world::{ConnectionId, VmId};
+
+/// What a request wants, as far as a yes says that it was done.
+#[derive(Debug)]
+pub(super) enum Wanted {
+    Move(String, ApicId, HostNodeId),
+    Detach(String),
+    Migrate,
+    Other,
+}
+
+impl Wanted {
+    pub(super) fn of(request: &Request) -> Self {
+        match request {
+            Request::Move(name, vcpu, node, _) => Self::Move(name.clone(), *vcpu, *node),
+            Request::Detach(name, _) => Self::Detach(name.clone()),
+            Request::Migrate(..) => Self::Migrate,
+            _ => Self::Other,
+        }
+    }
+}
 
 /// A migration that was granted.
 #[derive(Debug)]
@@ -55,7 +75,9 @@ impl Checker {
 
     /// Somebody wants something after which a VM may be attached.
     pub(super) fn wanted_attached(&mut self, wanted: &Request) {
-        if let Request::Attach(name) | Request::AttachOnArrival(name) | Request::Migrate(name, ..) = wanted {
+        if let Request::Attach(name, _) | Request::AttachOnArrival(name, _) | Request::Migrate(name, ..) =
+            wanted
+        {
             let pids: Vec<_> = self.named(name).map(|(_, view)| view.pid).collect();
             self.migrations.unwanted.retain(|pid| !pids.contains(pid));
         }
@@ -67,13 +89,13 @@ impl Checker {
     }
 
     /// A request was answered.
-    pub(super) fn granted(&mut self, wanted: &Request, yes: bool) {
+    pub(super) fn granted(&mut self, wanted: &Wanted, yes: bool) {
         match wanted {
-            Request::Migrate(..) => {
+            Wanted::Migrate => {
                 let granted = std::mem::take(&mut self.migrations.wanted);
                 self.migrations.granted.extend(granted.into_iter().filter(|_| yes));
             }
-            Request::Detach(name) if yes => {
+            Wanted::Detach(name) if yes => {
                 let pids: Vec<_> = self.named(name).map(|(_, view)| view.pid).collect();
                 self.migrations.unwanted.extend(pids);
             }

@@ -1,10 +1,10 @@
 //! A plan becomes commands. Nothing else in the core has anything done to a VM, as a test shows.
 
 use super::{
-    Core, Reply,
+    Core,
     event::{Ask, Command, Level, MaskOrder, Ranked},
     refusal::Refusal,
-    waiting::Then,
+    waiting::{Then, Until},
 };
 use std::collections::BTreeMap;
 use vnuma_api as api;
@@ -44,7 +44,7 @@ impl Core {
             Action::ObserveMemory => self.begin_observation(id),
             Action::WatchHotness => self.begin_hotness(id),
             Action::MoveMemory(order) => self.begin_memory(id, order),
-            Action::RehomeNode(wish) => self.describe_first(id, None, Then::Rehome(wish)),
+            Action::RehomeNode(wish) => self.describe_first(id, Then::Rehome(wish, None)),
             Action::SizeNode(resize) => self.begin_wanted_resize(id, resize),
             Action::StopMemory(_) => self.commands.push(Command::StopMemory(id)),
             Action::Attach(_) => self.ask_with_epoch(id, Ask::Attach),
@@ -79,7 +79,7 @@ impl Core {
             vm.moves.retain(|known| *known != wanted);
             let refusal = Refusal::NoNode { node: wanted.node, present };
             self.vcpu_rehomed(id, wanted.vcpu, Err(refusal.to_string()));
-            return self.answer(wanted.request, Reply::Refused(refusal));
+            return self.refuse_first(id, Until::Moved(wanted.request), refusal);
         };
         let command = Command::Move {
             vm: id,

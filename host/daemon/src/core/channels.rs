@@ -1,7 +1,7 @@
 //! Topology channels of VMs, from what their connections and guests report.
 
 use super::{
-    Core, Reply,
+    Core,
     event::{Command, Level, Replugged},
     refusal::Refusal,
     requests::check_publishable,
@@ -68,8 +68,8 @@ impl Core {
                 self.log(Level::Info, format!("{name}: topology channel attached"));
                 self.announce(api::Event::Attached { vm: name, time_ns: self.now_ns });
                 // Answered after the first publication.
-                for Waiting { request, then, .. } in self.waiting.take(id, Until::Attached) {
-                    self.wait(request, id, Until::Published, then);
+                for Waiting { then, .. } in self.waiting.take(id, Until::Attached) {
+                    self.wait(id, Until::Published, then);
                 }
                 self.attached_again(id);
                 return;
@@ -281,10 +281,8 @@ impl Core {
             Ok(Replugged { plugged, description, location }) => {
                 self.described(id, description);
                 self.located(plugged.tid, location);
-                for Waiting { request, .. } in self.waiting.take(id, Until::Replugged) {
-                    let new_vcpu = plugged.apic_id;
-                    self.answer(request, Reply::Replugged { vm: id, vcpu, new_vcpu, guest_node });
-                }
+                self.state(id).replugged = Some((vcpu, plugged.apic_id, guest_node));
+                self.reached(id, Until::Replugged);
                 plugged.apic_id
             }
             Err(error) => {
@@ -300,6 +298,14 @@ impl Core {
         };
         self.log(Level::Info, format!("{name}: vCPU {vcpu} is replugged to guest node {guest_node}"));
         self.announce(api::Event::Replugged { vm: name, vcpu, new_vcpu, guest_node, time_ns: now_ns });
+    }
+
+    /// The vCPU that was replugged last.
+    pub(super) fn replugged_of(&self, id: VmId) -> Result<api::Replugged, Refusal> {
+        let vm = self.vm_of(id)?;
+        let last = self.states.get(&id).and_then(|state| state.replugged);
+        let (vcpu, new_vcpu, guest_node) = last.ok_or_else(|| Refusal::Ended { vm: vm.name.clone() })?;
+        Ok(api::Replugged { vcpu, new_vcpu, guest_node, vm })
     }
 }
 

@@ -1,6 +1,9 @@
 //! The core's input (events) and output (commands), as plain data.
 
-use super::refusal::Refusal;
+use super::{
+    refusal::Refusal,
+    reply::{Reply, ReplyTo},
+};
 use vnuma_api as api;
 use vnuma_hypervisor::{Plugged, VmError};
 use vnuma_model::{
@@ -173,87 +176,43 @@ pub struct Replugged {
     pub location: Option<VcpuLocation>,
 }
 
-/// A request of an operator.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A request of an operator: of which VM, what, and who gets the answer.
+#[derive(Debug)]
 pub enum Request {
     /// Attach a topology channel to a VM.
-    Attach(String),
+    Attach(String, ReplyTo<api::Vm>),
     /// The same as soon as its guest runs.
-    AttachOnArrival(String),
+    AttachOnArrival(String, ReplyTo<api::Vm>),
     /// Detach the topology channel of a VM.
-    Detach(String),
+    Detach(String, ReplyTo<api::Vm>),
     /// Migrate a VM: where to, and whether its guest goes on there before its memory is there.
-    Migrate(String, String, bool),
+    Migrate(String, String, bool, ReplyTo<api::Migration>),
     /// Show how far the last migration of a VM is.
-    ShowMigration(String),
+    ShowMigration(String, ReplyTo<api::Migration>),
     /// End it.
-    CancelMigration(String),
+    CancelMigration(String, ReplyTo<api::Migration>),
     /// Move a vCPU to a host node.
-    Move(String, ApicId, HostNodeId),
+    Move(String, ApicId, HostNodeId, ReplyTo<api::Vm>),
     /// Replug a vCPU to the guest node of where it runs.
-    Replug(String, ApicId),
+    Replug(String, ApicId, ReplyTo<api::Replugged>),
     /// Schedule the vCPUs of a VM by another policy.
-    SetPolicy(String, Policy),
+    SetPolicy(String, Policy, ReplyTo<api::Scheduling>),
     /// Show where the memory of a VM is.
-    ShowMemory(String),
+    ShowMemory(String, ReplyTo<api::VmMemory>),
     /// Show the homes of a VM's guest nodes, and the last re-home.
-    ShowRehome(String),
+    ShowRehome(String, ReplyTo<api::Rehome>),
     /// Give a guest node of a VM another home.
-    Rehome(String, RehomeWish),
+    Rehome(String, RehomeWish, ReplyTo<api::Rehome>),
     /// End that.
-    StopRehome(String),
+    StopRehome(String, ReplyTo<api::Rehome>),
     /// Show how large the guest nodes of a VM are, and may be.
-    ShowSizes(String),
+    ShowSizes(String, ReplyTo<api::Sizes>),
     /// Size a guest node of a VM.
-    Resize(String, ResizeWish),
+    Resize(String, ResizeWish, ReplyTo<api::Sizes>),
     /// End all such changes of a VM.
-    StopResize(String),
+    StopResize(String, ReplyTo<api::Sizes>),
     /// Bring displaced memory of a VM home by another policy.
-    SetMemoryPolicy(String, MemoryPolicy),
-}
-
-/// The answer to a request.
-#[derive(Debug)]
-pub enum Answer {
-    /// The VM as it is now.
-    Vm(Box<api::Vm>),
-    /// A vCPU that was replugged.
-    Replugged(Box<api::Replugged>),
-    /// How the VM's vCPUs are scheduled now.
-    Scheduling(Box<api::Scheduling>),
-    /// Where the VM's memory is.
-    Memory(Box<api::VmMemory>),
-    /// Where the VM's guest nodes have their homes, and the last re-home.
-    Rehome(Box<api::Rehome>),
-    /// How large the VM's guest nodes are, and may be.
-    Sizes(Box<api::Sizes>),
-    /// How far its last migration is.
-    Migration(Box<api::Migration>),
-}
-
-macro_rules! answers {
-    ($($kind:ident: $shown:ty,)+) => {
-        $(impl TryFrom<Answer> for $shown {
-            type Error = Answer;
-
-            fn try_from(answer: Answer) -> Result<Self, Answer> {
-                match answer {
-                    Answer::$kind(shown) => Ok(*shown),
-                    other => Err(other),
-                }
-            }
-        })+
-    };
-}
-
-answers! {
-    Vm: api::Vm,
-    Replugged: api::Replugged,
-    Scheduling: api::Scheduling,
-    Memory: api::VmMemory,
-    Rehome: api::Rehome,
-    Sizes: api::Sizes,
-    Migration: api::Migration,
+    SetMemoryPolicy(String, MemoryPolicy, ReplyTo<api::VmMemory>),
 }
 
 /// A mask to be set.
@@ -429,7 +388,7 @@ pub enum Command {
     /// Watch this process of a VM no longer.
     UnwatchProcess(VmId, i32),
     /// Answer a request.
-    Reply(RequestId, Result<Answer, Refusal>),
+    Reply(Reply),
     /// Give an event to those who watch events.
     Announce(api::Event),
     /// Write a line of the log.
@@ -475,7 +434,7 @@ impl Command {
             }
             Self::LookForScheduler | Self::ForgetMask(..) => false,
             Self::WatchProcess(..) | Self::UnwatchProcess(..) => false,
-            Self::Reply(..) | Self::Announce(_) | Self::Log(..) => false,
+            Self::Reply(_) | Self::Announce(_) | Self::Log(..) => false,
         }
     }
 }

@@ -1,38 +1,31 @@
 //! Where the memory of VMs is, and what becomes of it when it is displaced.
 
 use super::{
-    Core, Reply,
+    Core,
     event::Level,
     refusal::Refusal,
     render,
-    waiting::{Then, Until, Waiting},
+    requests::Taken,
+    waiting::{Until, Waiting},
 };
 use vnuma_api as api;
 use vnuma_policy::{
     hotness::Hotness,
     memory_move::{MemoryPolicy, MemoryReason},
     residency::MemoryObservation,
-    world::{RequestId, VmId},
+    world::VmId,
 };
 
 impl Core {
     /// Somebody wants to see where a VM's memory is.
-    pub(super) fn want_memory_shown(&mut self, request: RequestId, name: &str) -> Result<(), Refusal> {
+    pub(super) fn want_memory_shown(&mut self, name: &str) -> Taken {
         let id = self.with_guest_nodes(name)?;
-        match self.world.observe_now(id, self.now_ns) {
-            true => self.wait(Some(request), id, Until::MemoryObserved, Then::Answer(Reply::Memory(id))),
-            // What was seen a moment ago has to do.
-            false => self.answer(Some(request), Reply::Memory(id)),
-        }
-        Ok(())
+        // Otherwise what was seen a moment ago has to do.
+        let observed = self.world.observe_now(id, self.now_ns);
+        Ok((id, observed.then_some(Until::MemoryObserved)))
     }
 
-    pub(super) fn set_memory_policy(
-        &mut self,
-        request: RequestId,
-        name: &str,
-        policy: MemoryPolicy,
-    ) -> Result<(), Refusal> {
+    pub(super) fn set_memory_policy(&mut self, name: &str, policy: MemoryPolicy) -> Taken {
         let id = self.with_guest_nodes(name)?;
         let now_ns = self.now_ns;
         let before = self.world.set_memory_policy(id, policy, now_ns);
@@ -40,8 +33,7 @@ impl Core {
             self.stop_memory(id, |why| matches!(why, MemoryReason::Home(_)));
             self.log(Level::Info, format!("{name}: its memory policy is {policy}, was {before}"));
         }
-        self.answer(Some(request), Reply::Memory(id));
-        Ok(())
+        Ok((id, None))
     }
 
     /// A VM whose memory has homes.

@@ -1,10 +1,11 @@
 //! Where vCPUs are, and moves of them.
 
 use super::{
-    Core, Reply,
+    Core,
     counts::{BY_OPERATOR, FOR_REHOME},
     event::{Ask, Command},
     refusal::Refusal,
+    waiting::Until,
 };
 use crate::config::Intervals;
 use vnuma_api as api;
@@ -152,7 +153,7 @@ impl Core {
             Err(source) => {
                 let refusal = Refusal::Move { vm: name, vcpu, node, source };
                 self.vcpu_rehomed(id, vcpu, Err(refusal.to_string()));
-                return self.answer(ended.request, Reply::Refused(refusal));
+                return self.refuse_first(id, Until::Moved(ended.request), refusal);
             }
         };
         vm.assign(host, vcpu, node, ended.mover);
@@ -161,6 +162,6 @@ impl Core {
         self.moved_by_operator(id, vcpu);
         self.locate(id, vcpu, location);
         self.vcpu_rehomed(id, vcpu, Ok(()));
-        self.answer(ended.request, Reply::Vm(id));
+        self.reached(id, Until::Moved(ended.request));
     }
 }

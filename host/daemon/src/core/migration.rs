@@ -9,11 +9,11 @@
 
 use super::counts::none_of;
 use super::{
-    Core, Reply,
+    Core,
     event::{Ask, Level},
     refusal::Refusal,
-    requests::check_publishable,
-    waiting::{Then, Until},
+    requests::{Taken, check_publishable},
+    waiting::Until,
 };
 use std::collections::{BTreeMap, VecDeque};
 use vnuma_api as api;
@@ -22,7 +22,7 @@ use vnuma_model::{MigrationProgress, RunState, VmDescription};
 use vnuma_policy::{
     Action, Reason,
     migration::{Migration, MigrationEvent, Order, Phase},
-    world::{ChannelEvent, ChannelState, LinkEvent, RequestId, Vm, VmId, has_left},
+    world::{ChannelEvent, ChannelState, LinkEvent, Vm, VmId, has_left},
 };
 
 /// Migrations of VMs that are gone, which can still be asked for.
@@ -66,13 +66,7 @@ impl Migrated {
 
 impl Core {
     /// An operator wants a VM to go to another host.
-    pub(super) fn want_migration(
-        &mut self,
-        request: RequestId,
-        name: &str,
-        destination: String,
-        post_copy: bool,
-    ) -> Result<(), Refusal> {
+    pub(super) fn want_migration(&mut self, name: &str, destination: String, post_copy: bool) -> Taken {
         let (id, vm, _) = self.connected(name)?;
         let vm_name = || name.to_owned();
         refuse_if_migrating(vm)?;
@@ -108,19 +102,11 @@ impl Core {
         }
         self.state(id).migrates = true;
         self.goes_on(id);
-        self.answer(Some(request), Reply::Migration(vm_name()));
-        Ok(())
-    }
-
-    /// Somebody wants to see how far it is.
-    pub(super) fn want_migration_shown(&mut self, request: RequestId, name: &str) -> Result<(), Refusal> {
-        self.migration_of(name)?;
-        self.answer(Some(request), Reply::Migration(name.to_owned()));
-        Ok(())
+        Ok((id, None))
     }
 
     /// An operator wants it to end.
-    pub(super) fn cancel_migration(&mut self, request: RequestId, name: &str) -> Result<(), Refusal> {
+    pub(super) fn cancel_migration(&mut self, name: &str) -> Taken {
         let known = self.migration_of(name)?;
         let past =
             |why| Refusal::PastCancel { vm: name.to_owned(), destination: known.destination.clone(), why };
@@ -135,8 +121,7 @@ impl Core {
             return Err(past("the guest runs at the destination, and part of its memory is there only"));
         }
         self.migration_event(id, MigrationEvent::CancelWanted);
-        self.answer(Some(request), Reply::Migration(name.to_owned()));
-        Ok(())
+        Ok((id, None))
     }
 
     /// The last migration of a VM, which may be gone.
@@ -285,16 +270,15 @@ impl Core {
     }
 
     /// An operator wants a VM attached as soon as its guest runs.
-    pub(super) fn attach_on_arrival(&mut self, request: RequestId, name: &str) -> Result<(), Refusal> {
+    pub(super) fn attach_on_arrival(&mut self, name: &str) -> Taken {
         let (id, vm, _) = self.connected(name)?;
         if vm.description.run_state == RunState::Running || vm.channel != ChannelState::Detached {
-            return self.attach(request, name);
+            return self.attach(name);
         }
         refuse_if_migrating(vm)?;
         check_publishable(vm)?;
-        self.wait(Some(request), id, Until::Marked, Then::Answer(Reply::Vm(id)));
         self.mark(id, Reason::Requested);
-        Ok(())
+        Ok((id, Some(Until::Marked)))
     }
 
     /// A VM is marked, or not, or that could not be changed.

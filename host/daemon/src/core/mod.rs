@@ -15,6 +15,7 @@
 //! | `locations` | where their vCPUs are |
 //! | `names` | what VMs are called |
 //! | `requests` | what operators want |
+//! | `reply` | who gets the answers |
 //! | `act` | a plan becomes commands: nothing else acts |
 //! | `scheduling` | policies of VMs, and the masks that they want |
 //! | `others` | threads of VMs that run no vCPU |
@@ -46,6 +47,7 @@ mod refusal;
 mod registry;
 mod rehome;
 mod render;
+mod reply;
 mod requests;
 mod resize;
 mod scheduling;
@@ -55,19 +57,18 @@ mod vms;
 mod waiting;
 
 pub use refusal::{Refusal, sanitize};
+pub use reply::{Reply, ReplyTo};
 
-use event::{Answer, Command, Event, Level};
+use event::{Command, Event, Level};
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     time::Duration,
 };
 use vnuma_api as api;
-use vnuma_model::{ApicId, HostTopology};
+use vnuma_model::HostTopology;
 use vnuma_policy::{
     Memories, Policies, World, decide,
-    rehome::Rehome,
-    sizing::Resize,
-    world::{RequestId, Vm, VmId},
+    world::{Vm, VmId},
 };
 
 /// Everything that is known, and what follows from it.
@@ -93,25 +94,13 @@ pub struct Core {
     migrated: migration::Migrated,
     now_ns: u64,
     commands: Vec<Command>,
-    /// Answers of this step. They are given last, so that they show the state after it.
-    replies: Vec<(RequestId, Reply)>,
+    /// Answers of this step, or refusals. They are given last, so that they show the state after it.
+    replies: Vec<(waiting::Due, Option<Refusal>)>,
 }
 
 /// With each of so many resyncs it is looked for scx_vnuma, which wakes a thread up: while a VM has a policy, and while none has
 /// (every 10 and 30 s by default). Before each step of a policy it is looked for as well.
 const LOOK_FOR_SCHEDULER: [u32; 2] = [5, 15];
-
-/// An answer that shows things as they are when it is given.
-enum Reply {
-    Refused(Refusal),
-    Vm(VmId),
-    Scheduling(VmId),
-    Memory(VmId),
-    Rehome(VmId, Option<Rehome>),
-    Sizes(VmId, Option<Resize>),
-    Migration(String),
-    Replugged { vm: VmId, vcpu: ApicId, new_vcpu: ApicId, guest_node: u32 },
-}
 
 impl Core {
     /// A core that knows the host and no VMs. No earlier vnumad may have used `first_epoch`.
@@ -227,38 +216,20 @@ impl Core {
         self.look_for_devices();
     }
 
-    /// Answers a request, if there is one, at the end of the step.
-    fn answer(&mut self, request: Option<RequestId>, reply: Reply) {
-        self.replies.extend(request.map(|request| (request, reply)));
+    /// Answers a request at the end of the step, with what is known then.
+    fn answer<T: Send + 'static>(
+        &mut self,
+        to: ReplyTo<T>,
+        show: impl FnOnce(&Self) -> Result<T, Refusal> + Send + 'static,
+    ) {
+        self.replies.push((waiting::Due::new(to, show), None));
     }
 
     fn give_answers(&mut self) {
         self.answer_policies();
-        for (request, reply) in std::mem::take(&mut self.replies) {
-            let show = |id| {
-                let shown = self.world.get(id).and_then(render::managed);
-                shown.ok_or_else(|| Refusal::Ended { vm: "the VM".to_owned() })
-            };
-            let answer = match reply {
-                Reply::Refused(refusal) => Err(refusal),
-                Reply::Memory(id) => self.memory_of(id).map(|shown| Answer::Memory(Box::new(shown))),
-                Reply::Rehome(id, planned) => {
-                    let shown = self.rehome_of(id, planned.as_ref());
-                    shown.map(|shown| Answer::Rehome(Box::new(shown)))
-                }
-                Reply::Sizes(id, planned) => {
-                    let shown = self.sizes_of(id, planned.as_ref());
-                    shown.map(|shown| Answer::Sizes(Box::new(shown)))
-                }
-                Reply::Migration(name) => {
-                    self.migration_of(&name).map(|shown| Answer::Migration(Box::new(shown)))
-                }
-                Reply::Scheduling(id) => self.scheduling(id).map(|shown| Answer::Scheduling(Box::new(shown))),
-                Reply::Vm(id) => show(id).map(|vm| Answer::Vm(Box::new(vm))),
-                Reply::Replugged { vm, vcpu, new_vcpu, guest_node } => show(vm)
-                    .map(|vm| Answer::Replugged(Box::new(api::Replugged { vcpu, new_vcpu, guest_node, vm }))),
-            };
-            self.commands.push(Command::Reply(request, answer));
+        for (due, refusal) in std::mem::take(&mut self.replies) {
+            let reply = due.reply(refusal.map_or(Ok(&*self), Err));
+            self.commands.push(Command::Reply(reply));
         }
     }
 

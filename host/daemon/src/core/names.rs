@@ -23,6 +23,12 @@ impl Core {
         Ok(api::Vm { name: name.to_owned(), ..shown })
     }
 
+    /// The same of one that is known.
+    pub(super) fn vm_of(&self, id: VmId) -> Result<api::Vm, Refusal> {
+        let shown = self.world.get(id).and_then(render::managed);
+        shown.ok_or_else(|| Refusal::Ended { vm: "the VM".to_owned() })
+    }
+
     /// The VM of this name, or a handle of this name that has a problem.
     pub(super) fn find(&self, name: &str) -> Result<(VmId, &ManagedVm), Refusal> {
         if let Some(id) = self.registry.names.get(name)

@@ -1,16 +1,17 @@
 //! Guest nodes that get another home, because an operator or the policy for that wants it.
 
 use super::{
-    Core, Reply,
+    Core,
     event::{Ask, Level},
     refusal::Refusal,
     render,
+    requests::Taken,
     waiting::{Then, Until},
 };
 use vnuma_api as api;
 use vnuma_policy::{
     rehome::{Rehome, RehomePhase},
-    world::{RehomeWish, RequestId, Vm, VmId},
+    world::{RehomeWish, Vm, VmId},
 };
 
 /// What was described so lately is shown as it is: everybody may ask.
@@ -18,35 +19,33 @@ const SHOWN_NS: u64 = 1_000_000_000;
 
 impl Core {
     /// Somebody wants to see how far a re-home is.
-    pub(super) fn want_rehome_shown(&mut self, request: RequestId, name: &str) -> Result<(), Refusal> {
+    pub(super) fn want_rehome_shown(&mut self, name: &str) -> Taken {
         let id = self.with_guest_nodes(name)?;
         let now_ns = self.now_ns;
         let old = |vm: &Vm| !vm.is_rehomed() && now_ns.saturating_sub(vm.described_ns) >= SHOWN_NS;
         let answers = self.world.get(id).is_some_and(|managed| managed.responsive().is_some());
-        if answers && self.vm(id).is_some_and(old) {
-            self.describe_first(id, Some(request), Then::Answer(Reply::Rehome(id, None)));
-        } else {
-            self.answer(Some(request), Reply::Rehome(id, None));
+        let described = answers && self.vm(id).is_some_and(old);
+        if described {
+            self.describe(id);
         }
-        Ok(())
+        Ok((id, described.then_some(Until::Described)))
     }
 
     /// Bound memory is described seldom, and what is there decides.
-    pub(super) fn describe_first(&mut self, id: VmId, request: Option<RequestId>, then: Then) {
+    pub(super) fn describe_first(&mut self, id: VmId, then: Then) {
+        self.wait(id, Until::Described, then);
+        self.describe(id);
+    }
+
+    fn describe(&mut self, id: VmId) {
         if let Some((_, vm)) = self.world.vm_mut(id) {
             vm.described_ns = self.now_ns;
         }
-        self.wait(request, id, Until::Described, then);
         self.ask_if_connected(id, Ask::Describe);
     }
 
     /// An operator wants a guest node to have another home. What is free, and what keeps memory, is looked at first.
-    pub(super) fn want_rehome(
-        &mut self,
-        request: RequestId,
-        name: &str,
-        wish: RehomeWish,
-    ) -> Result<(), Refusal> {
+    pub(super) fn check_rehome(&self, name: &str, wish: &RehomeWish) -> Result<VmId, Refusal> {
         let id = self.with_guest_nodes(name)?;
         let present = self.vm(id).map(|vm| vm.placement.guest_nodes().to_vec()).unwrap_or_default();
         if !present.contains(&wish.guest_node) {
@@ -57,11 +56,10 @@ impl Core {
             return Err(Refusal::NoNode { node: wish.node, present });
         }
         self.connected(name)?;
-        self.describe_first(id, Some(request), Then::Rehome(wish));
-        Ok(())
+        Ok(id)
     }
 
-    pub(super) fn stop_rehome(&mut self, request: RequestId, name: &str) -> Result<(), Refusal> {
+    pub(super) fn stop_rehome(&mut self, name: &str) -> Taken {
         let id = self.with_guest_nodes(name)?;
         if !self.world.stop_rehome(id) {
             return Err(Refusal::NoRehome { vm: name.to_owned() });
@@ -69,16 +67,11 @@ impl Core {
         self.state(id).counts.rehome(&RehomePhase::Stopped);
         self.stop_memory(id, |_| true);
         self.log(Level::Info, format!("{name}: the re-home was stopped; what was moved stays"));
-        self.answer(Some(request), Reply::Rehome(id, None));
-        Ok(())
+        Ok((id, None))
     }
 
-    pub(super) fn begin_rehome(
-        &mut self,
-        request: Option<RequestId>,
-        id: VmId,
-        wish: RehomeWish,
-    ) -> Result<(), Refusal> {
+    /// Begins with it, or plans it only.
+    pub(super) fn begin_rehome(&mut self, id: VmId, wish: RehomeWish) -> Result<Option<Rehome>, Refusal> {
         let Some(vm) = self.vm(id) else { return Err(Refusal::Ended { vm: "the VM".to_owned() }) };
         let name = vm.name().to_owned();
         if !vm.memory_areas().iter().any(|area| area.guest_node == wish.guest_node) {
@@ -93,8 +86,7 @@ impl Core {
         };
         let rehome = self.world.plan_rehome(vm, &wish).map_err(refused)?;
         if wish.dry_run {
-            self.answer(request, Reply::Rehome(id, Some(rehome)));
-            return Ok(());
+            return Ok(Some(rehome));
         }
         // What a policy moves ends first.
         if self.world.stop_rehome(id) {
@@ -109,8 +101,7 @@ impl Core {
             Level::Info,
             format!("{name}: guest node {guest_node} gets its home on node {node}{because}"),
         );
-        self.answer(request, Reply::Rehome(id, None));
-        Ok(())
+        Ok(None)
     }
 
     /// Takes a re-home on.

@@ -2,48 +2,94 @@
 //! once.
 
 use super::{
-    Core, Reply,
+    Core,
     content::content,
-    event::Request,
+    event::{Ask, Request},
     migration::refuse_if_migrating,
     names::not_connected,
     refusal::Refusal,
-    waiting::{Then, Until},
+    reply::ReplyTo,
+    waiting::{Due, Then, Until},
 };
 use vnuma_hypervisor::VmError;
 use vnuma_model::{ApicId, GuestNodeId, HostNodeId};
 use vnuma_policy::world::{
-    ChannelEvent, ChannelState, DescriptionSource, Move, Mover, Replug, RequestId, Vm,
+    ChannelEvent, ChannelState, DescriptionSource, Move, Mover, Replug, RequestId, Vm, VmId,
 };
 use vnuma_policy::{Action, Reason};
 
+/// What a request waits for, if for anything; or why it is refused.
+pub(super) type Taken = Result<(VmId, Option<Until>), Refusal>;
+
 impl Core {
     pub(super) fn requested(&mut self, request: RequestId, wanted: Request) {
-        let taken = match wanted {
-            Request::Attach(name) => self.attach(request, &name),
-            Request::AttachOnArrival(name) => self.attach_on_arrival(request, &name),
-            Request::Detach(name) => self.detach(request, &name),
-            Request::Migrate(name, to, post_copy) => self.want_migration(request, &name, to, post_copy),
-            Request::ShowMigration(name) => self.want_migration_shown(request, &name),
-            Request::CancelMigration(name) => self.cancel_migration(request, &name),
-            Request::Move(name, vcpu, node) => self.want_move(request, &name, vcpu, node),
-            Request::Replug(name, vcpu) => self.want_replug(request, &name, vcpu),
-            Request::SetPolicy(name, policy) => self.set_policy(request, &name, policy),
-            Request::ShowRehome(name) => self.want_rehome_shown(request, &name),
-            Request::Rehome(name, wish) => self.want_rehome(request, &name, wish),
-            Request::StopRehome(name) => self.stop_rehome(request, &name),
-            Request::ShowSizes(name) => self.want_sizes_shown(request, &name),
-            Request::Resize(name, wish) => self.want_resize(request, &name, wish),
-            Request::StopResize(name) => self.stop_resize(request, &name),
-            Request::ShowMemory(name) => self.want_memory_shown(request, &name),
-            Request::SetMemoryPolicy(name, policy) => self.set_memory_policy(request, &name, policy),
-        };
-        if let Err(refusal) = taken {
-            self.answer(Some(request), Reply::Refused(refusal));
+        use Request as R;
+        let rehome_of = |core: &Self, id| core.rehome_of(id, None);
+        let sizes_of = |core: &Self, id| core.sizes_of(id, None);
+        let migration_of = |core: &Self, id| core.migration_of(&core.name_of(id));
+        match wanted {
+            R::Attach(name, to) => self.take(to, |core| core.attach(&name), Self::vm_of),
+            R::AttachOnArrival(name, to) => {
+                self.take(to, |core| core.attach_on_arrival(&name), Self::vm_of);
+            }
+            R::Detach(name, to) => self.take(to, |core| core.detach(&name), Self::vm_of),
+            R::Migrate(name, destination, post_copy, to) => {
+                self.take(to, |core| core.want_migration(&name, destination, post_copy), migration_of);
+            }
+            R::ShowMigration(name, to) => self.answer(to, move |core| core.migration_of(&name)),
+            R::CancelMigration(name, to) => {
+                self.take(to, |core| core.cancel_migration(&name), migration_of);
+            }
+            R::Move(name, vcpu, node, to) => {
+                self.take(to, |core| core.want_move(request, &name, vcpu, node), Self::vm_of);
+            }
+            R::Replug(name, vcpu, to) => {
+                self.take(to, |core| core.want_replug(&name, vcpu), Self::replugged_of);
+            }
+            R::SetPolicy(name, policy, to) => {
+                self.take(to, |core| core.set_policy(&name, policy), Self::scheduling);
+            }
+            R::ShowMemory(name, to) => self.take(to, |core| core.want_memory_shown(&name), Self::memory_of),
+            R::SetMemoryPolicy(name, policy, to) => {
+                self.take(to, |core| core.set_memory_policy(&name, policy), Self::memory_of);
+            }
+            R::ShowRehome(name, to) => self.take(to, |core| core.want_rehome_shown(&name), rehome_of),
+            R::Rehome(name, wish, to) => match self.check_rehome(&name, &wish) {
+                Ok(id) => self.describe_first(id, Then::Rehome(wish, Some(to))),
+                Err(refusal) => self.answer(to, |_| Err(refusal)),
+            },
+            R::StopRehome(name, to) => self.take(to, |core| core.stop_rehome(&name), rehome_of),
+            R::ShowSizes(name, to) => {
+                self.take(to, |core| Ok((core.with_guest_nodes(&name)?, None)), sizes_of);
+            }
+            R::Resize(name, wish, to) => match self.check_resize(&name, &wish) {
+                Ok(id) => {
+                    self.wait(id, Until::Described, Then::Resize(wish, to));
+                    self.ask_if_connected(id, Ask::Describe);
+                }
+                Err(refusal) => self.answer(to, |_| Err(refusal)),
+            },
+            R::StopResize(name, to) => self.take(to, |core| core.stop_resize(&name), sizes_of),
         }
     }
 
-    pub(super) fn attach(&mut self, request: RequestId, name: &str) -> Result<(), Refusal> {
+    /// Begins with a request, and answers it with what there is then, or when what it waits for has come about.
+    fn take<T: Send + 'static>(
+        &mut self,
+        to: ReplyTo<T>,
+        begin: impl FnOnce(&mut Self) -> Taken,
+        show: fn(&Self, VmId) -> Result<T, Refusal>,
+    ) {
+        match begin(self) {
+            Ok((id, Some(until))) => {
+                self.wait(id, until, Then::Answer(Due::new(to, move |core| show(core, id))));
+            }
+            Ok((id, None)) => self.answer(to, move |core| show(core, id)),
+            Err(refusal) => self.answer(to, |_| Err(refusal)),
+        }
+    }
+
+    pub(super) fn attach(&mut self, name: &str) -> Taken {
         let (id, vm, _) = self.connected(name)?;
         refuse_if_migrating(vm)?;
         let vm_name = || name.to_owned();
@@ -66,12 +112,11 @@ impl Core {
             ChannelState::Detached => check_publishable(vm)?,
         }
         self.channel_event(id, ChannelEvent::AttachRequested);
-        self.wait(Some(request), id, Until::Attached, Then::Answer(Reply::Vm(id)));
         self.world.add_step(id, Action::Attach(Reason::Requested));
-        Ok(())
+        Ok((id, Some(Until::Attached)))
     }
 
-    fn detach(&mut self, request: RequestId, name: &str) -> Result<(), Refusal> {
+    fn detach(&mut self, name: &str) -> Taken {
         let (id, vm, _) = self.connected(name)?;
         refuse_if_migrating(vm)?;
         let vm_name = || name.to_owned();
@@ -89,20 +134,13 @@ impl Core {
         // It is not to come back by itself.
         self.unmark(id);
         self.channel_event(id, ChannelEvent::DetachRequested);
-        self.wait(Some(request), id, Until::Detached, Then::Answer(Reply::Vm(id)));
         self.is_to_be_unplugged(id);
         self.world.add_step(id, Action::Detach(Reason::Requested));
-        Ok(())
+        Ok((id, Some(Until::Detached)))
     }
 
     /// Needs no connection: vCPUs can be moved while the hypervisor does not answer.
-    fn want_move(
-        &mut self,
-        request: RequestId,
-        name: &str,
-        vcpu: ApicId,
-        node: HostNodeId,
-    ) -> Result<(), Refusal> {
+    fn want_move(&mut self, request: RequestId, name: &str, vcpu: ApicId, node: HostNodeId) -> Taken {
         let (id, managed) = self.find(name)?;
         let Some(vm) = &managed.vm else { return Err(not_connected(name, managed)) };
         if vm.source == DescriptionSource::ThreadNames {
@@ -123,18 +161,17 @@ impl Core {
             let mover = Mover::Operator;
             vm.moves.push(Move { vcpu, node, mover, request: Some(request), in_flight: false });
         }
-        Ok(())
+        Ok((id, Some(Until::Moved(Some(request)))))
     }
 
-    fn want_replug(&mut self, request: RequestId, name: &str, vcpu: ApicId) -> Result<(), Refusal> {
+    fn want_replug(&mut self, name: &str, vcpu: ApicId) -> Taken {
         let (id, vm, _) = self.connected(name)?;
         refuse_if_migrating(vm)?;
         let node = check_replug(vm, vcpu)?;
         if let Some((_, vm)) = self.world.vm_mut(id) {
             vm.replug_wanted = Some(Replug { vcpu, node });
         }
-        self.wait(Some(request), id, Until::Replugged, Then::Answer(Reply::Vm(id)));
-        Ok(())
+        Ok((id, Some(Until::Replugged)))
     }
 }
 

@@ -1,11 +1,11 @@
 //! Guest nodes that grow and shrink, because an operator wants it or by what is free on their homes.
 
 use super::{
-    Core, Reply,
+    Core,
     event::{Ask, Level},
     refusal::Refusal,
     render,
-    waiting::{Then, Until},
+    requests::Taken,
 };
 use vnuma_api as api;
 use vnuma_hypervisor::VmError;
@@ -13,33 +13,19 @@ use vnuma_model::GuestNodeId;
 use vnuma_policy::{
     Action, Reason,
     sizing::{Request, Resize, ResizePhase},
-    world::{RequestId, ResizeWish, Vm, VmId},
+    world::{ResizeWish, Vm, VmId},
 };
 
 impl Core {
-    /// Somebody wants to see how large guest nodes are.
-    pub(super) fn want_sizes_shown(&mut self, request: RequestId, name: &str) -> Result<(), Refusal> {
-        let id = self.with_guest_nodes(name)?;
-        self.answer(Some(request), Reply::Sizes(id, None));
-        Ok(())
-    }
-
     /// An operator wants a guest node to have another size. What it has, and what is free, is looked at first.
-    pub(super) fn want_resize(
-        &mut self,
-        request: RequestId,
-        name: &str,
-        wish: ResizeWish,
-    ) -> Result<(), Refusal> {
+    pub(super) fn check_resize(&self, name: &str, wish: &ResizeWish) -> Result<VmId, Refusal> {
         let id = self.with_guest_nodes(name)?;
         let present = self.vm(id).map(|vm| vm.placement.guest_nodes().to_vec()).unwrap_or_default();
         if !present.contains(&wish.guest_node) {
             return Err(Refusal::NoGuestNode { vm: name.to_owned(), node: wish.guest_node, present });
         }
         self.connected(name)?;
-        self.wait(Some(request), id, Until::Described, Then::Resize(wish));
-        self.ask_if_connected(id, Ask::Describe);
-        Ok(())
+        Ok(id)
     }
 
     /// A VM was described: what it has is looked at, if its sizes are left to vnumad.
@@ -53,30 +39,24 @@ impl Core {
         }
     }
 
-    pub(super) fn begin_resize(
-        &mut self,
-        request: Option<RequestId>,
-        id: VmId,
-        wish: &ResizeWish,
-    ) -> Result<(), Refusal> {
+    /// Begins with it, or plans it only.
+    pub(super) fn begin_resize(&mut self, id: VmId, wish: &ResizeWish) -> Result<Option<Resize>, Refusal> {
         let Some(vm) = self.vm(id) else { return Err(Refusal::Ended { vm: "the VM".to_owned() }) };
         let (name, guest_node, now_ns) = (vm.name().to_owned(), wish.guest_node, self.now_ns);
         let refused = |source| Refusal::Resize { vm: name.clone(), guest_node, source };
         let (mode, resize) = self.world.plan_resize(vm, wish, now_ns).map_err(refused)?;
         if wish.dry_run {
-            self.answer(request, Reply::Sizes(id, resize));
-            return Ok(());
+            return Ok(resize);
         }
         if let Some(resize) = &resize {
             self.log_resize(id, resize);
         }
         self.world.begin_resize(id, guest_node, mode, resize, now_ns);
         self.goes_on(id);
-        self.answer(request, Reply::Sizes(id, None));
-        Ok(())
+        Ok(None)
     }
 
-    pub(super) fn stop_resize(&mut self, request: RequestId, name: &str) -> Result<(), Refusal> {
+    pub(super) fn stop_resize(&mut self, name: &str) -> Taken {
         let id = self.with_guest_nodes(name)?;
         let active = |vm: &Vm| {
             vm.homing.sizes.values().filter_map(|of| of.resize.as_ref()).filter(|of| of.is_active()).count()
@@ -87,8 +67,7 @@ impl Core {
         (0..stopped).for_each(|_| self.state(id).counts.resize(&ResizePhase::Stopped));
         self.ask_for_sizes(id, requests);
         self.log(Level::Info, format!("{name}: its guest nodes keep the sizes that they have by now"));
-        self.answer(Some(request), Reply::Sizes(id, None));
-        Ok(())
+        Ok((id, None))
     }
 
     /// Takes changes on.

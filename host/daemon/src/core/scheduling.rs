@@ -10,11 +10,12 @@
 //! | somebody else's is its operator's from then on | the next period, an operator's move, or a step that finds it |
 
 use super::{
-    Core, Reply,
+    Core,
     event::{Command, Level, Made, Switch},
     refusal::Refusal,
     render,
-    waiting::{Then, Until, Waiting},
+    requests::Taken,
+    waiting::{Until, Waiting},
 };
 use vnuma_api as api;
 use vnuma_model::{ApicId, CpuSet, HostNode, HostTopology, Vcpu};
@@ -22,7 +23,7 @@ use vnuma_policy::{
     Action, Memories, Ranks, Reason, Step,
     memory_move::MemoryReason,
     scheduling::{Policy, Standing, Stealing},
-    world::{HostReading, MaskChange, Mechanism, Mover, RequestId, Vm, VmId},
+    world::{HostReading, MaskChange, Mechanism, Mover, Vm, VmId},
 };
 use vnuma_process::ActError;
 
@@ -78,19 +79,13 @@ impl Core {
         })
     }
 
-    pub(super) fn set_policy(
-        &mut self,
-        request: RequestId,
-        name: &str,
-        policy: Policy,
-    ) -> Result<(), Refusal> {
+    pub(super) fn set_policy(&mut self, name: &str, policy: Policy) -> Taken {
         let (id, managed) = self.find(name)?;
         let Some(vm) = &managed.vm else {
             let problem = render::problem(managed).unwrap_or_else(|| "connecting".to_owned());
             return Err(Refusal::NotConnected { vm: name.to_owned(), problem });
         };
         let (vm, before) = (vm.name().to_owned(), vm.scheduling.policy);
-        self.wait(Some(request), id, Until::MasksReturned, Then::Answer(Reply::Scheduling(id)));
         self.recount(id);
         if before != policy {
             self.world.set_policy(id, policy);
@@ -99,7 +94,7 @@ impl Core {
             let policy = policy.to_string();
             self.announce(api::Event::Policy { vm, policy, time_ns: self.now_ns });
         }
-        Ok(())
+        Ok((id, Some(Until::MasksReturned)))
     }
 
     /// Answers those who have set a policy, once no mask of the one before is left.
@@ -125,8 +120,8 @@ impl Core {
             vm.is_some_and(|vm| !given_back(vm) || others(vm))
         };
         let done = |waiting: &Waiting| waiting.until == Until::MasksReturned && !waits(waiting.vm);
-        for Waiting { request, vm, .. } in self.waiting.take_if(done) {
-            self.answer(request, Reply::Scheduling(vm));
+        for Waiting { vm, then, .. } in self.waiting.take_if(done) {
+            self.begin(vm, then);
         }
     }
 

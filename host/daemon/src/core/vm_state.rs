@@ -2,7 +2,7 @@
 
 use super::{Core, counts::VmCounts};
 use std::collections::{BTreeMap, BTreeSet};
-use vnuma_model::ApicId;
+use vnuma_model::{ApicId, GuestNodeId};
 use vnuma_policy::world::{Vm, VmId};
 
 /// It is made when the VM is found, and dropped whole when it goes.
@@ -16,6 +16,8 @@ pub(super) struct VmState {
     pub ranked: Option<i32>,
     /// Why steps of its policy were not made, the last time.
     pub confine_problems: BTreeMap<ApicId, String>,
+    /// The vCPU that was replugged last, its number since then, and the guest node it went to.
+    pub replugged: Option<(ApicId, ApicId, GuestNodeId)>,
     /// When it was tried last to attach it as it is marked, and why that failed.
     pub attach_tried: Option<(u64, Option<String>)>,
     /// It migrates, and that this has ended was not said yet.

@@ -1,7 +1,7 @@
 //! VMs come, change and go.
 
 use super::{
-    Core, Reply,
+    Core,
     event::{Ask, Command, Level, Report},
     migration::has_arrived,
     names::is_one,
@@ -304,7 +304,7 @@ impl Core {
         let gone: Vec<_> = vm.moves.extract_if(.., |wanted| !present.contains(&wanted.vcpu)).collect();
         for wanted in gone {
             let (vm, vcpu, present) = (name.clone(), wanted.vcpu, present.clone());
-            self.answer(wanted.request, Reply::Refused(Refusal::NoVcpu { vm, vcpu, present }));
+            self.refuse_first(id, Until::Moved(wanted.request), Refusal::NoVcpu { vm, vcpu, present });
         }
     }
 
@@ -435,11 +435,7 @@ impl Core {
         }
         self.recount(id);
         let name = vm.description.name.clone();
-        let moves: Vec<_> = vm.moves.iter().map(|wanted| wanted.request).collect();
         self.remember_migration(vm, state.migrates);
-        for request in moves {
-            self.answer(request, Reply::Refused(Refusal::Ended { vm: name.clone() }));
-        }
         self.refuse_ended(id, &name);
         self.log(Level::Info, format!("{name}: VM gone"));
         self.announce(api::Event::Gone { vm: name, time_ns: self.now_ns });

@@ -2,8 +2,32 @@
 //!
 //! When a VM goes, or its hypervisor does not answer, all of its requests are found here.
 
-use super::{Core, Reply, event::Level, refusal::Refusal};
+use super::{
+    Core,
+    event::Level,
+    refusal::Refusal,
+    reply::{Reply, ReplyTo},
+};
+use vnuma_api as api;
 use vnuma_policy::world::{RehomeWish, RequestId, ResizeWish, VmId};
+
+/// An answer that is due: it shows things as they are when it is given, or says why not.
+pub(super) struct Due(Box<Show>);
+
+type Show = dyn FnOnce(Result<&Core, Refusal>) -> Reply + Send;
+
+impl Due {
+    pub(super) fn new<T: Send + 'static>(
+        to: ReplyTo<T>,
+        show: impl FnOnce(&Core) -> Result<T, Refusal> + Send + 'static,
+    ) -> Self {
+        Self(Box::new(move |core| to.with(core.and_then(show))))
+    }
+
+    pub(super) fn reply(self, core: Result<&Core, Refusal>) -> Reply {
+        (self.0)(core)
+    }
+}
 
 /// What a request waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,6 +40,8 @@ pub(super) enum Until {
     Detached,
     /// The vCPU is replugged, or cannot be.
     Replugged,
+    /// The move that this request wants, if one does, was made, or could not be.
+    Moved(Option<RequestId>),
     /// The VM is marked to be attached when it runs, or cannot be.
     Marked,
     /// All masks that the policy before has set are the operator's again.
@@ -29,17 +55,15 @@ pub(super) enum Until {
 /// What is done then.
 pub(super) enum Then {
     /// It is answered.
-    Answer(Reply),
-    /// A guest node gets another home.
-    Rehome(RehomeWish),
+    Answer(Due),
+    /// A guest node gets another home. Nobody is answered if a policy wants it.
+    Rehome(RehomeWish, Option<ReplyTo<api::Rehome>>),
     /// A guest node gets another size.
-    Resize(ResizeWish),
+    Resize(ResizeWish, ReplyTo<api::Sizes>),
 }
 
 /// One that waits.
 pub(super) struct Waiting {
-    /// The request. `None`: a policy wants it, and there is no answer to give.
-    pub request: Option<RequestId>,
     pub vm: VmId,
     pub until: Until,
     pub then: Then,
@@ -53,7 +77,7 @@ impl Waiting {
 
     /// Does it need to know what the VM consists of?
     fn needs_description(&self) -> bool {
-        self.until == Until::Described || matches!(self.then, Then::Resize(_))
+        self.until == Until::Described || matches!(self.then, Then::Resize(..))
     }
 }
 
@@ -80,65 +104,74 @@ impl WaitingList {
 
 impl Core {
     /// Has a request wait.
-    pub(super) fn wait(&mut self, request: Option<RequestId>, vm: VmId, until: Until, then: Then) {
-        self.waiting.0.push(Waiting { request, vm, until, then });
+    pub(super) fn wait(&mut self, vm: VmId, until: Until, then: Then) {
+        self.waiting.0.push(Waiting { vm, until, then });
     }
 
     /// What these have waited for has come about.
     pub(super) fn reached(&mut self, id: VmId, until: Until) {
-        for Waiting { request, then, .. } in self.waiting.take(id, until) {
+        for Waiting { then, .. } in self.waiting.take(id, until) {
             match then {
-                Then::Answer(reply) => self.answer(request, reply),
-                then if until == Until::Described => self.observe_before(request, id, then),
-                then => self.begin(request, id, then),
+                Then::Rehome(..) | Then::Resize(..) if until == Until::Described => {
+                    self.observe_before(id, then);
+                }
+                then => self.begin(id, then),
             }
         }
     }
 
     /// Whoever may act decides what it costs: what was free at the last look would refuse, or allow, for minutes.
-    fn observe_before(&mut self, request: Option<RequestId>, id: VmId, then: Then) {
+    fn observe_before(&mut self, id: VmId, then: Then) {
         if let Some((_, vm)) = self.world.vm_mut(id) {
             vm.homing.rests_until_ns = 0;
         }
         match self.world.observe_now(id, self.now_ns) {
-            true => self.wait(request, id, Until::MemoryObserved, then),
-            false => self.begin(request, id, then),
+            true => self.wait(id, Until::MemoryObserved, then),
+            false => self.begin(id, then),
         }
     }
 
-    fn begin(&mut self, request: Option<RequestId>, id: VmId, then: Then) {
-        let begun = match then {
-            Then::Answer(reply) => return self.answer(request, reply),
-            Then::Rehome(wish) => self.begin_rehome(request, id, wish),
-            Then::Resize(wish) => self.begin_resize(request, id, &wish),
-        };
-        if let Err(refusal) = begun {
-            self.refuse(request, refusal);
+    pub(super) fn begin(&mut self, id: VmId, then: Then) {
+        match then {
+            Then::Answer(due) => self.replies.push((due, None)),
+            Then::Rehome(wish, to) => match (self.begin_rehome(id, wish), to) {
+                (Ok(planned), Some(to)) => self.answer(to, move |core| core.rehome_of(id, planned.as_ref())),
+                (Ok(_), None) => {}
+                (Err(refusal), to) => self.refuse(Then::Rehome(wish, to), refusal),
+            },
+            Then::Resize(wish, to) => match self.begin_resize(id, &wish) {
+                Ok(planned) => self.answer(to, move |core| core.sizes_of(id, planned.as_ref())),
+                Err(refusal) => self.refuse(Then::Resize(wish, to), refusal),
+            },
         }
     }
 
-    /// A policy that wants another home is not answered.
-    fn refuse(&mut self, request: Option<RequestId>, refusal: Refusal) {
-        match request {
-            Some(_) => self.answer(request, Reply::Refused(refusal)),
-            None => self.log(Level::Warn, format!("{refusal}; its vCPUs have come to stay elsewhere")),
+    /// It does not come about. A policy that wants another home is not answered.
+    pub(super) fn refuse(&mut self, then: Then, refusal: Refusal) {
+        match then {
+            Then::Answer(due) => self.replies.push((due, Some(refusal))),
+            Then::Rehome(_, Some(to)) => self.answer(to, |_| Err(refusal)),
+            Then::Resize(_, to) => self.answer(to, |_| Err(refusal)),
+            Then::Rehome(_, None) => {
+                self.log(Level::Warn, format!("{refusal}; its vCPUs have come to stay elsewhere"));
+            }
         }
     }
 
     /// What these have waited for does not come about.
     pub(super) fn refuse_waiting(&mut self, holds: impl Fn(&Waiting) -> bool, refusal: impl Fn() -> Refusal) {
         for waiting in self.waiting.take_if(holds) {
-            self.refuse(waiting.request, refusal());
+            self.refuse(waiting.then, refusal());
         }
     }
 
     /// The same, where one is told why, and the others how things are now.
     pub(super) fn refuse_first(&mut self, id: VmId, until: Until, refusal: Refusal) {
         let mut refusal = Some(refusal);
-        for Waiting { request, then, .. } in self.waiting.take(id, until) {
+        for Waiting { then, .. } in self.waiting.take(id, until) {
             match refusal.take() {
-                Some(refusal) => self.refuse(request, refusal),
-                None => self.begin(request, id, then),
+                Some(refusal) => self.refuse(then, refusal),
+                None => self.begin(id, then),
             }
         }
     }
@@ -156,7 +189,9 @@ impl Core {
     /// A VM is gone, and with it all that its requests have waited for.
     pub(super) fn refuse_ended(&mut self, id: VmId, name: &str) {
         for waiting in self.waiting.take_if(|waiting| waiting.vm == id) {
-            self.answer(waiting.request, Reply::Refused(Refusal::Ended { vm: name.to_owned() }));
+            if !matches!(waiting.then, Then::Rehome(_, None)) {
+                self.refuse(waiting.then, Refusal::Ended { vm: name.to_owned() });
+            }
         }
     }
 }

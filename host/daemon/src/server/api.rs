@@ -11,12 +11,7 @@ use super::{
     streams::{__path_record, __path_watch, record, watch},
 };
 use crate::{
-    core::{
-        Refusal,
-        event::{Answer as CoreAnswer, Request},
-        sanitize,
-        uses::VmUse,
-    },
+    core::{Refusal, ReplyTo, event::Request, sanitize, uses::VmUse},
     shell::inbox::{ApiRequest, Inbox},
 };
 use axum::{
@@ -114,40 +109,43 @@ pub(super) fn routes() -> OpenApiRouter<Context> {
         .routes(serve::<op::Show, _, _>(async |context, vm, ()| {
             Ok(ask(&context, |reply| ApiRequest::Show(vm, reply)).await??)
         }))
-        .routes(of_core::<op::Attach>(|vm, body| {
+        .routes(of_core::<op::Attach>(|vm, body, to| {
             let on_arrival = body.is_some_and(|body| body.on_arrival);
-            Ok(if on_arrival { Request::AttachOnArrival(vm) } else { Request::Attach(vm) })
+            Ok(if on_arrival { Request::AttachOnArrival(vm, to) } else { Request::Attach(vm, to) })
         }))
-        .routes(of_core::<op::Detach>(|vm, ()| Ok(Request::Detach(vm))))
-        .routes(of_core::<op::MoveVcpu>(|vm, MoveRequest { vcpu, node }| Ok(Request::Move(vm, vcpu, node))))
-        .routes(of_core::<op::Replug>(|vm, ReplugRequest { vcpu }| Ok(Request::Replug(vm, vcpu))))
+        .routes(of_core::<op::Detach>(|vm, (), to| Ok(Request::Detach(vm, to))))
+        .routes(of_core::<op::MoveVcpu>(|vm, MoveRequest { vcpu, node }, to| {
+            Ok(Request::Move(vm, vcpu, node, to))
+        }))
+        .routes(of_core::<op::Replug>(|vm, ReplugRequest { vcpu }, to| Ok(Request::Replug(vm, vcpu, to))))
         .routes(serve::<op::Policies, _, _>(async |context, (), ()| {
             each(&context, ApiRequest::Scheduling).await
         }))
         .routes(serve::<op::ShowPolicy, _, _>(async |context, vm, ()| {
             Ok(ask(&context, |reply| ApiRequest::Scheduling(vm, reply)).await??)
         }))
-        .routes(of_core::<op::SetPolicy>(|vm, PolicyRequest { policy }| {
-            Ok(Request::SetPolicy(vm, known(policy.parse())?))
+        .routes(of_core::<op::SetPolicy>(|vm, PolicyRequest { policy }, to| {
+            Ok(Request::SetPolicy(vm, known(policy.parse())?, to))
         }))
-        .routes(of_core::<op::ShowMemory>(|vm, ()| Ok(Request::ShowMemory(vm))))
-        .routes(of_core::<op::SetMemoryPolicy>(|vm, MemoryPolicyRequest { policy }| {
-            Ok(Request::SetMemoryPolicy(vm, known(policy.parse())?))
+        .routes(of_core::<op::ShowMemory>(|vm, (), to| Ok(Request::ShowMemory(vm, to))))
+        .routes(of_core::<op::SetMemoryPolicy>(|vm, MemoryPolicyRequest { policy }, to| {
+            Ok(Request::SetMemoryPolicy(vm, known(policy.parse())?, to))
         }))
-        .routes(of_core::<op::ShowRehome>(|vm, ()| Ok(Request::ShowRehome(vm))))
-        .routes(of_core::<op::Rehome>(|vm, body| {
+        .routes(of_core::<op::ShowRehome>(|vm, (), to| Ok(Request::ShowRehome(vm, to))))
+        .routes(of_core::<op::Rehome>(|vm, body, to| {
             let RehomeRequest { guest_node, node, dry_run, move_pinned } = body;
-            Ok(Request::Rehome(vm, RehomeWish { guest_node, node, dry_run, move_pinned, why: None }))
+            let wish = RehomeWish { guest_node, node, dry_run, move_pinned, why: None };
+            Ok(Request::Rehome(vm, wish, to))
         }))
-        .routes(of_core::<op::StopRehome>(|vm, ()| Ok(Request::StopRehome(vm))))
-        .routes(of_core::<op::ShowSizes>(|vm, ()| Ok(Request::ShowSizes(vm))))
-        .routes(of_core::<op::Resize>(|vm, body| Ok(Request::Resize(vm, wanted_size(body)?))))
-        .routes(of_core::<op::StopResize>(|vm, ()| Ok(Request::StopResize(vm))))
-        .routes(of_core::<op::ShowMigration>(|vm, ()| Ok(Request::ShowMigration(vm))))
-        .routes(of_core::<op::Migrate>(|vm, MigrateRequest { destination, post_copy }| {
-            Ok(Request::Migrate(vm, destination, post_copy))
+        .routes(of_core::<op::StopRehome>(|vm, (), to| Ok(Request::StopRehome(vm, to))))
+        .routes(of_core::<op::ShowSizes>(|vm, (), to| Ok(Request::ShowSizes(vm, to))))
+        .routes(of_core::<op::Resize>(|vm, body, to| Ok(Request::Resize(vm, wanted_size(body)?, to))))
+        .routes(of_core::<op::StopResize>(|vm, (), to| Ok(Request::StopResize(vm, to))))
+        .routes(of_core::<op::ShowMigration>(|vm, (), to| Ok(Request::ShowMigration(vm, to))))
+        .routes(of_core::<op::Migrate>(|vm, MigrateRequest { destination, post_copy }, to| {
+            Ok(Request::Migrate(vm, destination, post_copy, to))
         }))
-        .routes(of_core::<op::CancelMigration>(|vm, ()| Ok(Request::CancelMigration(vm))))
+        .routes(of_core::<op::CancelMigration>(|vm, (), to| Ok(Request::CancelMigration(vm, to))))
         .routes(serve::<op::Placements, _, _>(async |context, (), ()| {
             with_placements(&context, |placements, uses, now_ns| placements.list(uses, now_ns)).await
         }))
@@ -185,20 +183,22 @@ pub(super) async fn ask<T>(
     answer.await.map_err(|_| Refusal::ShuttingDown.into())
 }
 
+/// Makes the core's request of the name of a VM, a body, and who gets the answer.
+type MakeRequest<O> =
+    fn(String, <O as Operation>::Input, ReplyTo<<O as Operation>::Output>) -> Result<Request, Failure>;
+
 /// The route of an operation that the core carries out.
-fn of_core<O>(request: fn(String, O::Input) -> Result<Request, Failure>) -> UtoipaMethodRouter<Context>
+fn of_core<O>(request: MakeRequest<O>) -> UtoipaMethodRouter<Context>
 where
     O: for<'a> Operation<Subject<'a> = &'a str> + 'static,
     O::Input: Input,
-    O::Output: TryFrom<CoreAnswer>,
 {
-    serve::<O, _, _>(move |context, vm, input| {
-        let wanted = request(vm, input);
-        async move {
-            let wanted = wanted?;
-            let answer = ask(&context, |reply| ApiRequest::Act(wanted, reply)).await??;
-            O::Output::try_from(answer).map_err(|_| Refusal::ShuttingDown.into())
-        }
+    serve::<O, _, _>(move |context, vm, input| async move {
+        let (reply, answer) = oneshot::channel();
+        // A client that is gone is no error.
+        let wanted = request(vm, input, ReplyTo::new(|answer| drop(reply.send(answer))))?;
+        context.inbox.request(ApiRequest::Act(wanted))?;
+        Ok(answer.await.map_err(|_| Refusal::ShuttingDown)??)
     })
 }
 

@@ -3,7 +3,7 @@
 use super::{policy_pins::PinOrder, report, totals::Totals};
 use crate::core::{
     Refusal,
-    event::{Answer, Event, Request},
+    event::{Event, Request},
     uses::VmUse,
 };
 use nix::{
@@ -69,7 +69,7 @@ pub(crate) enum ApiRequest {
     /// What the policies are given, from now on.
     Record(oneshot::Sender<mpsc::Receiver<api::Observation>>),
     /// Something done.
-    Act(Request, oneshot::Sender<Result<Answer, Refusal>>),
+    Act(Request),
 }
 
 /// What one call takes from the inbox.

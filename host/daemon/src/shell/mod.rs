@@ -60,7 +60,7 @@ use crate::{
     core::{
         Core, Refusal,
         content::content,
-        event::{Answer, Command, Event, Level, Report},
+        event::{Command, Event, Level, Report},
     },
     notify::Watchdog,
 };
@@ -86,7 +86,6 @@ use std::{
     time::{Duration, Instant},
 };
 use supervisor::{Supervisor, ThreadPanicked};
-use tokio::sync::oneshot;
 use totals::Totals;
 use tracing::{debug, info, warn};
 use vm_worker::VmWorker;
@@ -155,7 +154,6 @@ pub(crate) struct Shell {
     channels: HashMap<VmId, Channel>,
     /// The process of each VM, as the connection to its hypervisor found it.
     pidfds: HashMap<VmId, (i32, Arc<OwnedFd>)>,
-    waiting: HashMap<RequestId, oneshot::Sender<Result<Answer, Refusal>>>,
     last_request: RequestId,
     watchers: Watchers,
     totals: Totals,
@@ -238,7 +236,6 @@ impl Shell {
             workers: HashMap::new(),
             channels: HashMap::new(),
             pidfds: HashMap::new(),
-            waiting: HashMap::new(),
             last_request: 0,
             watchers: Watchers::default(),
             totals: Totals::default(),
@@ -480,9 +477,8 @@ impl Shell {
             }
             ApiRequest::Watch(kinds, reply) => drop(reply.send(self.watchers.add(kinds))),
             ApiRequest::Record(reply) => drop(reply.send(self.observation_streams.add())),
-            ApiRequest::Act(wanted, reply) => {
+            ApiRequest::Act(wanted) => {
                 self.last_request += 1;
-                self.waiting.insert(self.last_request, reply);
                 self.step(Event::Requested(self.last_request, wanted));
             }
         }
@@ -575,12 +571,7 @@ impl Shell {
             }
             Command::WatchProcess(vm, pid) => self.watch_process(vm, pid),
             Command::UnwatchProcess(vm, pid) => self.unwatch_process(vm, pid),
-            Command::Reply(request, answer) => {
-                if let Some(reply) = self.waiting.remove(&request) {
-                    // A client that is gone is no error.
-                    let _ = reply.send(answer);
-                }
-            }
+            Command::Reply(reply) => reply.give(),
             Command::Announce(event) => {
                 self.totals.add(&event);
                 self.watchers.announce(event);

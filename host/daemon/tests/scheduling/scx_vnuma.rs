@@ -55,7 +55,7 @@ fn the_scheduler_is_told_how_the_policies_of_the_host_steal() {
     // One that does not act has no say, and of two that disagree neither has.
     run.set_policy(10, Policy::Credit);
     let other = |run: &mut Run, request, policy| {
-        run.ask(request, Request::SetPolicy("b".into(), policy));
+        run.ask(request, |to| Request::SetPolicy("b".into(), policy, to));
         run.period(0, 1);
         run.stealing
     };
@@ -63,7 +63,7 @@ fn the_scheduler_is_told_how_the_policies_of_the_host_steal() {
     assert_eq!(other(&mut run, 12, Policy::Brm), Some(Stealing::ByPressure));
     assert_eq!(other(&mut run, 13, Policy::VcpuP), Some(Stealing::Blindly));
     run.set_policy(14, Policy::Off);
-    run.ask(15, Request::SetPolicy("b".into(), Policy::Brm));
+    run.ask(15, |to| Request::SetPolicy("b".into(), Policy::Brm, to));
     run.period(0, 1);
     assert_eq!(run.stealing, Some(Stealing::WithinPlaces), "the one that is left decides");
 }
