@@ -16,7 +16,7 @@ const LIMITS: [(&str, usize); 6] = [
     ("circles of imports", 29),
     ("imports upwards", 0),
     ("fields of the daemon's Core", 14),
-    ("functions over 70 lines", 12),
+    ("functions over 70 lines", 11),
     ("lines of Rust outside tests", 118_200),
     ("lines of ARCHITECTURE.md", 200),
 ];

@@ -3,21 +3,14 @@
 
 use crate::core::{Limits, NodeId, Process};
 use serde::Deserialize;
-use std::{
-    collections::BTreeSet,
-    io::{self, Read},
-    ops::RangeInclusive,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{collections::BTreeSet, path::Path, time::Duration};
 use toml::Spanned;
 use vnuma_process::text::sanitize_short;
+use vnuma_settings::{SettingsError, Source};
 
 /// The file if none is named.
 pub const DEFAULT_PATH: &str = "/etc/vnuma/vnuma-guest.toml";
 
-/// Longest file, in bytes.
-const SIZE_LIMIT: u64 = 1 << 20;
 /// Most rules of a file, and most libraries.
 const COUNT_LIMIT: usize = 1024;
 /// Longest name in it, in bytes.
@@ -139,43 +132,6 @@ impl Default for Rules {
     }
 }
 
-/// Why the rules are refused.
-#[derive(Debug, thiserror::Error)]
-pub enum RulesError {
-    /// The file cannot be read.
-    #[error("{}: {source}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The system's error.
-        source: io::Error,
-    },
-    /// It is not TOML, or has an unknown key or a value of the wrong type.
-    #[error("{}: line {line}: {message}", path.display())]
-    Parse {
-        /// The file.
-        path: PathBuf,
-        /// Line, from 1.
-        line: usize,
-        /// What is wrong with it.
-        message: String,
-    },
-    /// A value cannot be.
-    #[error("{}: line {line}: {key} = {value}: must be {expected}", path.display())]
-    Value {
-        /// The file.
-        path: PathBuf,
-        /// Line, from 1.
-        line: usize,
-        /// The key.
-        key: &'static str,
-        /// What was found.
-        value: String,
-        /// What is accepted.
-        expected: String,
-    },
-}
-
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct File {
@@ -205,25 +161,14 @@ struct WorkloadTable {
 
 impl Rules {
     /// Reads `path`; without one, the default path if there is such a file, and the defaults if not.
-    pub fn load(path: Option<&Path>) -> Result<Self, RulesError> {
-        let (path, must_exist) = (path.unwrap_or(Path::new(DEFAULT_PATH)), path.is_some());
-        match read(path) {
-            Ok(bytes) => match str::from_utf8(&bytes) {
-                Ok(text) => Self::parse(path, text),
-                Err(error) => {
-                    let line = 1 + bytes[..error.valid_up_to()].iter().filter(|&&byte| byte == b'\n').count();
-                    Err(RulesError::Parse { path: path.into(), line, message: "not UTF-8".into() })
-                }
-            },
-            Err(error) if !must_exist && error.kind() == io::ErrorKind::NotFound => Ok(Self::default()),
-            Err(source) => Err(RulesError::Read { path: path.into(), source }),
-        }
+    pub fn load(path: Option<&Path>) -> Result<Self, SettingsError> {
+        vnuma_settings::load(path, DEFAULT_PATH, Self::parse)
     }
 
     /// Understands the text of `path`.
-    pub fn parse(path: &Path, text: &str) -> Result<Self, RulesError> {
-        let source = Source { path, text };
-        let file: File = toml::from_str(text).map_err(|error| source.parse_error(&error))?;
+    pub fn parse(path: &Path, text: &str) -> Result<Self, SettingsError> {
+        let source = &Source::new(path, text);
+        let file: File = source.parse()?;
         let default = Self::default();
         let number = |key, value: &Option<Spanned<i64>>, range, default: u64| {
             source.number(key, value, range).map(|number| number.unwrap_or(default))
@@ -232,44 +177,31 @@ impl Rules {
             number(key, value, range, u64::from(default)).map(|number| number as u32)
         };
         let of = default.limits;
+        let (cpu, memory) = (&file.cpu_reserve_percent, &file.memory_reserve_percent);
+        let (placements, mib) = (&file.placements_per_look, &file.memory_mib_per_look);
+        let mib_per_look = of.memory_kib_per_look / 1024;
         let limits = Limits {
             place_after: small("place_after", &file.place_after, 2..=1000, of.place_after)?,
             release_after: small("release_after", &file.release_after, 1..=1000, of.release_after)?,
             rest: Duration::from_secs(number("rest_s", &file.rest_s, 1..=86_400, of.rest.as_secs())?),
-            cpu_reserve_percent: small(
-                "cpu_reserve_percent",
-                &file.cpu_reserve_percent,
-                0..=90,
-                of.cpu_reserve_percent,
-            )?,
+            cpu_reserve_percent: small("cpu_reserve_percent", cpu, 0..=90, of.cpu_reserve_percent)?,
             memory_reserve_percent: small(
                 "memory_reserve_percent",
-                &file.memory_reserve_percent,
+                memory,
                 1..=90,
                 of.memory_reserve_percent,
             )?,
-            placements_per_look: small(
-                "placements_per_look",
-                &file.placements_per_look,
-                1..=1000,
-                of.placements_per_look,
-            )?,
-            memory_kib_per_look: 1024
-                * number(
-                    "memory_mib_per_look",
-                    &file.memory_mib_per_look,
-                    1..=1 << 20,
-                    of.memory_kib_per_look / 1024,
-                )?,
+            placements_per_look: small("placements_per_look", placements, 1..=1000, of.placements_per_look)?,
+            memory_kib_per_look: 1024 * number("memory_mib_per_look", mib, 1..=1 << 20, mib_per_look)?,
         };
         let interval = number("interval_s", &file.interval_s, 1..=3600, default.interval.as_secs())?;
         let libraries = match &file.libraries {
-            Some(names) => Libraries(source.libraries(names)?),
+            Some(names) => Libraries(library_names(source, names)?),
             None => default.libraries,
         };
         if let Some(extra) = file.workload.get(COUNT_LIMIT) {
             let expected = format!("given at most {COUNT_LIMIT} times");
-            return Err(source.value_error("workload", extra.span(), "[...]".to_owned(), expected));
+            return Err(source.value_error("workload", extra, "[...]".to_owned(), expected));
         }
         Ok(Self {
             interval: Duration::from_secs(interval),
@@ -277,126 +209,73 @@ impl Rules {
             memory: file.memory.unwrap_or(default.memory),
             interrupts: file.interrupts.unwrap_or(default.interrupts),
             libraries,
-            workloads: file.workload.iter().map(|table| source.workload(table)).collect::<Result<_, _>>()?,
+            workloads: file.workload.iter().map(|table| workload(source, table)).collect::<Result<_, _>>()?,
         })
     }
 }
 
-fn read(path: &Path) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    let read = std::fs::File::open(path)?.take(SIZE_LIMIT + 1).read_to_end(&mut bytes)?;
-    if read as u64 > SIZE_LIMIT {
-        let reason = format!("longer than {SIZE_LIMIT} bytes");
-        return Err(io::Error::new(io::ErrorKind::InvalidData, reason));
+/// A name: one line that is not empty, and in which `allowed` finds nothing wrong.
+fn name_of(
+    source: &Source<'_>,
+    key: &'static str,
+    value: Option<&Spanned<String>>,
+    allowed: fn(&str) -> bool,
+    expected: &str,
+) -> Result<Option<String>, SettingsError> {
+    let Some(value) = value else { return Ok(None) };
+    let name = value.get_ref();
+    let plain = !name.is_empty() && name.len() <= NAME_LIMIT && !name.contains(char::is_control);
+    if plain && allowed(name) {
+        return Ok(Some(name.clone()));
     }
-    Ok(bytes)
+    let shown = format!("\"{}\"", sanitize_short(name));
+    Err(source.value_error(key, value, shown, expected.to_owned()))
 }
 
-/// A file, to name lines of it in errors.
-struct Source<'a> {
-    path: &'a Path,
-    text: &'a str,
+fn library_names(source: &Source<'_>, names: &[Spanned<String>]) -> Result<Vec<String>, SettingsError> {
+    let expected = "the name of a library without .so, such as libibverbs, or its beginning and *";
+    // What matches everything would make a workload of every process.
+    let allowed = |name: &str| {
+        let name = name.strip_suffix('*').unwrap_or(name);
+        name.len() > 3 && name.starts_with("lib") && !name.contains(['/', '*']) && !name.contains(".so")
+    };
+    if let Some(extra) = names.get(COUNT_LIMIT) {
+        let expected = format!("at most {COUNT_LIMIT} names");
+        return Err(source.value_error("libraries", extra, "[...]".to_owned(), expected));
+    }
+    let name = |name| Ok(name_of(source, "libraries", Some(name), allowed, expected)?.unwrap_or_default());
+    let mut seen = BTreeSet::new();
+    let names = names.iter().map(name).collect::<Result<Vec<_>, _>>()?;
+    Ok(names.into_iter().filter(|name| seen.insert(name.clone())).collect())
 }
 
-impl Source<'_> {
-    fn line(&self, offset: usize) -> usize {
-        1 + self.text.bytes().take(offset).filter(|&byte| byte == b'\n').count()
+fn workload(source: &Source<'_>, table: &Spanned<WorkloadTable>) -> Result<Workload, SettingsError> {
+    let WorkloadTable { program, cgroup, device, node, ignore } = table.get_ref();
+    let wrong =
+        |expected: &str| source.value_error("workload", table, "[...]".to_owned(), expected.to_owned());
+    let file_name = |name: &str| !name.contains('/');
+    let program =
+        name_of(source, "workload.program", program.as_ref(), file_name, "the file name of a program")?;
+    let absolute = |path: &str| path.starts_with('/') && !path.split('/').any(|part| part == "..");
+    let group = "the path of a control group, such as /system.slice/memcached.service";
+    let cgroup = name_of(source, "workload.cgroup", cgroup.as_ref(), absolute, group)?;
+    if program.is_none() && cgroup.is_none() {
+        return Err(wrong("given a program or a cgroup, or both"));
     }
-
-    fn parse_error(&self, error: &toml::de::Error) -> RulesError {
-        let line = self.line(error.span().map_or(0, |span| span.start));
-        let message = vnuma_process::text::sanitize_reason(&error.message().replace('\n', " "));
-        RulesError::Parse { path: self.path.into(), line, message }
+    let what = "an address such as 0000:81:00.0, a network interface or an RDMA device";
+    let device = name_of(source, "workload.device", device.as_ref(), file_name, what)?;
+    let node = source.number("workload.node", node, 0..=1023)?;
+    if let Some(no) = ignore.as_ref().filter(|ignore| !*ignore.get_ref()) {
+        let expected = "true, or left out".to_owned();
+        return Err(source.value_error("workload.ignore", no, "false".to_owned(), expected));
     }
-
-    fn value_error(
-        &self,
-        key: &'static str,
-        span: std::ops::Range<usize>,
-        value: String,
-        expected: String,
-    ) -> RulesError {
-        RulesError::Value { path: self.path.into(), line: self.line(span.start), key, value, expected }
-    }
-
-    fn number(
-        &self,
-        key: &'static str,
-        value: &Option<Spanned<i64>>,
-        range: RangeInclusive<u64>,
-    ) -> Result<Option<u64>, RulesError> {
-        let Some(value) = value else { return Ok(None) };
-        let number = u64::try_from(*value.get_ref()).ok().filter(|number| range.contains(number));
-        number.map(Some).ok_or_else(|| {
-            let expected = format!("{} to {}", range.start(), range.end());
-            self.value_error(key, value.span(), value.get_ref().to_string(), expected)
-        })
-    }
-
-    /// A name: one line that is not empty, and in which `allowed` finds nothing wrong.
-    fn name(
-        &self,
-        key: &'static str,
-        value: Option<&Spanned<String>>,
-        allowed: fn(&str) -> bool,
-        expected: &str,
-    ) -> Result<Option<String>, RulesError> {
-        let Some(value) = value else { return Ok(None) };
-        let name = value.get_ref();
-        let plain = !name.is_empty() && name.len() <= NAME_LIMIT && !name.contains(char::is_control);
-        if plain && allowed(name) {
-            return Ok(Some(name.clone()));
-        }
-        let shown = format!("\"{}\"", sanitize_short(name));
-        Err(self.value_error(key, value.span(), shown, expected.to_owned()))
-    }
-
-    fn libraries(&self, names: &[Spanned<String>]) -> Result<Vec<String>, RulesError> {
-        let expected = "the name of a library without .so, such as libibverbs, or its beginning and *";
-        // What matches everything would make a workload of every process.
-        let allowed = |name: &str| {
-            let name = name.strip_suffix('*').unwrap_or(name);
-            name.len() > 3 && name.starts_with("lib") && !name.contains(['/', '*']) && !name.contains(".so")
-        };
-        if let Some(extra) = names.get(COUNT_LIMIT) {
-            let expected = format!("at most {COUNT_LIMIT} names");
-            return Err(self.value_error("libraries", extra.span(), "[...]".to_owned(), expected));
-        }
-        let name = |name| Ok(self.name("libraries", Some(name), allowed, expected)?.unwrap_or_default());
-        let mut seen = BTreeSet::new();
-        let names = names.iter().map(name).collect::<Result<Vec<_>, _>>()?;
-        Ok(names.into_iter().filter(|name| seen.insert(name.clone())).collect())
-    }
-
-    fn workload(&self, table: &Spanned<WorkloadTable>) -> Result<Workload, RulesError> {
-        let WorkloadTable { program, cgroup, device, node, ignore } = table.get_ref();
-        let wrong = |expected: &str| {
-            self.value_error("workload", table.span(), "[...]".to_owned(), expected.to_owned())
-        };
-        let file_name = |name: &str| !name.contains('/');
-        let program =
-            self.name("workload.program", program.as_ref(), file_name, "the file name of a program")?;
-        let absolute = |path: &str| path.starts_with('/') && !path.split('/').any(|part| part == "..");
-        let group = "the path of a control group, such as /system.slice/memcached.service";
-        let cgroup = self.name("workload.cgroup", cgroup.as_ref(), absolute, group)?;
-        if program.is_none() && cgroup.is_none() {
-            return Err(wrong("given a program or a cgroup, or both"));
-        }
-        let what = "an address such as 0000:81:00.0, a network interface or an RDMA device";
-        let device = self.name("workload.device", device.as_ref(), file_name, what)?;
-        let node = self.number("workload.node", node, 0..=1023)?;
-        if let Some(no) = ignore.as_ref().filter(|ignore| !*ignore.get_ref()) {
-            let expected = "true, or left out".to_owned();
-            return Err(self.value_error("workload.ignore", no.span(), "false".to_owned(), expected));
-        }
-        let choice = match (device, node, ignore) {
-            (Some(device), None, None) => Choice::Device(device),
-            (None, Some(node), None) => Choice::Node(node as NodeId),
-            (None, None, Some(_)) => Choice::Ignore,
-            _ => return Err(wrong("given one of device, node and ignore")),
-        };
-        Ok(Workload { program, cgroup, choice })
-    }
+    let choice = match (device, node, ignore) {
+        (Some(device), None, None) => Choice::Device(device),
+        (None, Some(node), None) => Choice::Node(node as NodeId),
+        (None, None, Some(_)) => Choice::Ignore,
+        _ => return Err(wrong("given one of device, node and ignore")),
+    };
+    Ok(Workload { program, cgroup, choice })
 }
 
 #[cfg(test)]
@@ -480,7 +359,7 @@ mod tests {
         std::fs::write(&path, b"memory = \"move\"\n#\xff").expect("written");
         let error = Rules::load(Some(&path)).unwrap_err().to_string();
         assert!(error.ends_with("none.toml: line 2: not UTF-8"), "{error}");
-        std::fs::write(&path, vec![b'#'; (SIZE_LIMIT + 1) as usize]).expect("written");
+        std::fs::write(&path, vec![b'#'; (vnuma_settings::SIZE_LIMIT + 1) as usize]).expect("written");
         assert!(Rules::load(Some(&path)).unwrap_err().to_string().contains("longer than"));
     }
 

@@ -10,8 +10,8 @@ use crate::core::sanitize;
 use serde::Deserialize;
 use std::{
     net::SocketAddr,
-    ops::RangeInclusive,
     path::{Path, PathBuf},
+    str::FromStr,
     time::Duration,
 };
 use toml::Spanned;
@@ -24,12 +24,10 @@ use vnuma_policy::{
     scheduling::{Policy, analyzer::Bounds},
     sizing::SizeSettings,
 };
+use vnuma_settings::{SettingsError, Source};
 
 /// The configuration file if none is named.
 pub const DEFAULT_PATH: &str = "/etc/vnuma/vnumad.toml";
-
-/// Longest configuration file, in bytes.
-const SIZE_LIMIT: u64 = 1 << 20;
 
 /// The configuration.
 #[derive(Clone, Debug, PartialEq)]
@@ -118,43 +116,6 @@ impl Default for Intervals {
     }
 }
 
-/// Why the configuration is refused.
-#[derive(Debug, thiserror::Error)]
-pub enum ConfigError {
-    /// The file cannot be read.
-    #[error("{}: {source}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The system's error.
-        source: std::io::Error,
-    },
-    /// It is not TOML, or has an unknown key or a value of the wrong type.
-    #[error("{}: line {line}: {message}", path.display())]
-    Parse {
-        /// The file.
-        path: PathBuf,
-        /// Line, from 1.
-        line: usize,
-        /// What is wrong with it.
-        message: String,
-    },
-    /// A value is out of its range.
-    #[error("{}: line {line}: {key} = {value}: must be {expected}", path.display())]
-    Value {
-        /// The file.
-        path: PathBuf,
-        /// Line, from 1.
-        line: usize,
-        /// Section and key.
-        key: &'static str,
-        /// What was found.
-        value: String,
-        /// What is accepted.
-        expected: String,
-    },
-}
-
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct File {
@@ -207,7 +168,7 @@ struct Libvirt {
 const LIBVIRTS: usize = 16;
 
 impl Libvirt {
-    fn uris(&self, source: &Source<'_>) -> Result<Option<Vec<String>>, ConfigError> {
+    fn uris(&self, source: &Source<'_>) -> Result<Option<Vec<String>>, SettingsError> {
         let Some(uris) = &self.uris else { return Ok(None) };
         let key = "libvirt.uris";
         for (at, uri) in uris.iter().enumerate() {
@@ -227,14 +188,14 @@ impl Libvirt {
         Ok(Some(uris.iter().map(|uri| uri.get_ref().clone()).collect()))
     }
 
-    fn directories(&self, source: &Source<'_>) -> Result<Option<Vec<PathBuf>>, ConfigError> {
+    fn directories(&self, source: &Source<'_>) -> Result<Option<Vec<PathBuf>>, SettingsError> {
         let Some(directories) = &self.state_directories else { return Ok(None) };
         let key = "libvirt.state_directories";
         if let Some(last) = directories.get(LIBVIRTS) {
             let (shown, expected) = (format!("{:?}", last.get_ref()), format!("at most {LIBVIRTS}"));
             return Err(source.value_error(key, last, sanitize(&shown), expected));
         }
-        let paths = directories.iter().filter_map(|path| source.absolute(key, Some(path)).transpose());
+        let paths = directories.iter().filter_map(|path| absolute(source, key, Some(path)).transpose());
         paths.collect::<Result<_, _>>().map(Some)
     }
 }
@@ -256,7 +217,7 @@ struct Observe {
 const LONGEST_MS: u64 = 3_600_000;
 
 impl Observe {
-    fn intervals(&self, source: &Source<'_>) -> Result<Intervals, ConfigError> {
+    fn intervals(&self, source: &Source<'_>) -> Result<Intervals, SettingsError> {
         let of = |key, value: &Option<Spanned<i64>>, least, default| {
             let ms = source.number(key, value, least..=LONGEST_MS)?;
             Ok(ms.map_or(default, Duration::from_millis))
@@ -290,7 +251,7 @@ struct Publish {
 }
 
 impl Publish {
-    fn settle(&self, source: &Source<'_>, default: SettlePolicy) -> Result<SettlePolicy, ConfigError> {
+    fn settle(&self, source: &Source<'_>, default: SettlePolicy) -> Result<SettlePolicy, SettingsError> {
         let millis = |key, value, default: u64| {
             let ms = source.number(key, value, 0..=60_000)?;
             Ok(ms.map_or(default, |ms| ms * 1_000_000))
@@ -325,10 +286,10 @@ struct PolicySection {
 }
 
 impl PolicySection {
-    fn bounds(&self, source: &Source<'_>, default: Bounds) -> Result<Bounds, ConfigError> {
+    fn bounds(&self, source: &Source<'_>, default: Bounds) -> Result<Bounds, SettingsError> {
         let (low_key, high_key) = ("policy.bound_low", "policy.bound_high");
-        let low = source.bound(low_key, self.bound_low.as_ref())?.unwrap_or(default.low);
-        let high = source.bound(high_key, self.bound_high.as_ref())?.unwrap_or(default.high);
+        let low = bound(source, low_key, self.bound_low.as_ref())?.unwrap_or(default.low);
+        let high = bound(source, high_key, self.bound_high.as_ref())?.unwrap_or(default.high);
         match (&self.bound_high, &self.bound_low) {
             _ if low < high => Ok(Bounds { low, high }),
             (Some(value), _) => Err(source.value_error(
@@ -369,7 +330,7 @@ enum HotnessMode {
 }
 
 impl MemorySection {
-    fn settings(&self, source: &Source<'_>) -> Result<MemorySettings, ConfigError> {
+    fn settings(&self, source: &Source<'_>) -> Result<MemorySettings, SettingsError> {
         let default = MemorySettings::default();
         let seconds = |key, value| {
             let s = source.number(key, value, 1..=86_400)?;
@@ -388,9 +349,10 @@ impl MemorySection {
         let observe_ns = observe.unwrap_or(default.observe_ns.min(period_ns));
         let amount = source.number("memory.amount_permille", &self.amount_permille, 1..=1000)?;
         let mib_per_s = source.number("memory.mib_per_s", &self.mib_per_s, 1..=65_536)?;
+        let names = MemoryPolicy::ALL.map(MemoryPolicy::name);
         let cost = source.number("memory.observe_permille", &self.observe_permille, 1..=1000)?;
         Ok(MemorySettings {
-            policy: source.memory_policy("memory.policy", self.policy.as_ref())?.unwrap_or(default.policy),
+            policy: named(source, "memory.policy", &self.policy, &names)?.unwrap_or(default.policy),
             period_ns,
             amount_permille: amount.unwrap_or(default.amount_permille),
             bytes_per_s: mib_per_s.map_or(default.bytes_per_s, |mib| mib << 20),
@@ -423,7 +385,7 @@ struct SizeSection {
 }
 
 impl SizeSection {
-    fn settings(&self, source: &Source<'_>) -> Result<SizeSettings, ConfigError> {
+    fn settings(&self, source: &Source<'_>) -> Result<SizeSettings, SettingsError> {
         let default = SizeSettings::default();
         let pair = |low: (&'static str, &Option<Spanned<i64>>, u64),
                     high: (&'static str, &Option<Spanned<i64>>, u64)| {
@@ -479,7 +441,7 @@ struct RehomeSection {
 }
 
 impl RehomeSection {
-    fn settings(&self, source: &Source<'_>) -> Result<RehomeSettings, ConfigError> {
+    fn settings(&self, source: &Source<'_>) -> Result<RehomeSettings, SettingsError> {
         let default = RehomeSettings::default();
         let settle = source.number("rehome.settle_s", &self.settle_s, 1..=86_400)?;
         let rest = source.number("rehome.rest_s", &self.rest_s, 1..=86_400)?;
@@ -529,102 +491,78 @@ impl Default for Config {
 
 impl Config {
     /// Reads `path`; without one, the default path if there is such a file, and the defaults if not.
-    pub fn load(path: Option<&Path>) -> Result<Self, ConfigError> {
-        let (path, must_exist) = (path.unwrap_or(Path::new(DEFAULT_PATH)), path.is_some());
-        match read(path) {
-            Ok(bytes) => match str::from_utf8(&bytes) {
-                Ok(text) => Self::parse(path, text),
-                Err(error) => {
-                    let line = 1 + bytes[..error.valid_up_to()].iter().filter(|&&byte| byte == b'\n').count();
-                    Err(ConfigError::Parse { path: path.into(), line, message: "not UTF-8".into() })
-                }
-            },
-            Err(error) if !must_exist && error.kind() == std::io::ErrorKind::NotFound => Ok(Self::default()),
-            Err(source) => Err(ConfigError::Read { path: path.into(), source }),
-        }
+    pub fn load(path: Option<&Path>) -> Result<Self, SettingsError> {
+        vnuma_settings::load(path, DEFAULT_PATH, Self::parse)
     }
 
     /// Understands the text of `path`.
-    pub fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
-        let source = Source { path, text };
-        let file: File = toml::from_str(text).map_err(|error| source.parse_error(&error))?;
+    pub fn parse(path: &Path, text: &str) -> Result<Self, SettingsError> {
+        let source = &Source::new(path, text);
+        let file: File = source.parse()?;
         let default = Self::default();
         let millis = |key, value: &Option<Spanned<i64>>, range, default: Duration| {
             source.number(key, value, range).map(|ms| ms.map_or(default, Duration::from_millis))
         };
-        let poll_interval = millis(
-            "observe.poll_interval_ms",
-            &file.observe.poll_interval_ms,
-            10..=10_000,
-            default.poll_interval,
-        )?;
-        let resync_interval = millis(
-            "observe.resync_interval_ms",
-            &file.observe.resync_interval_ms,
-            1000..=60_000,
-            default.resync_interval,
-        )?;
-        let command_limit =
-            millis("vms.command_limit_ms", &file.vms.command_limit_ms, 1000..=60_000, default.command_limit)?;
-        let intervals = file.observe.intervals(&source)?;
-        let settle = file.publish.settle(&source, default.settle)?;
+        let for_each_user = |key, value: &Option<Spanned<i64>>, default: usize| {
+            source.number(key, value, 1..=4096).map(|number| number.map_or(default, |number| number as usize))
+        };
+        let path = |key, value: &Option<Spanned<PathBuf>>, default: PathBuf| {
+            absolute(source, key, value.as_ref()).map(|path| path.unwrap_or(default))
+        };
+        let File { api, vms, libvirt, observe, publish, policy, .. } = &file;
+        let sockets = vms.sockets.iter().flatten();
+        let sockets = sockets.filter_map(|path| absolute(source, "vms.sockets", Some(path)).transpose());
+        let only_sockets = vms.sockets.is_some() && vms.directory.is_none();
+        let directory = absolute(source, "vms.directory", vms.directory.as_ref())?;
+        let (poll_ms, resync_ms) = (&observe.poll_interval_ms, &observe.resync_interval_ms);
+        let (limit_ms, period_ms) = (&vms.command_limit_ms, &policy.period_ms);
+        let (connections, watchers) = (&api.connections_per_user, &api.watchers_per_user);
+        let policy_memory = source.number("policy.memory_mib_per_s", &policy.memory_mib_per_s, 0..=65_536)?;
         let replug_after = source.number("replug.after_s", &file.replug.after_s, 1..=86_400)?;
-        let policy_period =
-            millis("policy.period_ms", &file.policy.period_ms, 100..=60_000, default.policy_period)?;
-        let policy = source.policy("policy.default", file.policy.default.as_ref())?;
-        let policy_bounds = file.policy.bounds(&source, default.policy_bounds)?;
-        let policy_memory =
-            source.number("policy.memory_mib_per_s", &file.policy.memory_mib_per_s, 0..=65_536)?;
-        let only_sockets = file.vms.sockets.is_some() && file.vms.directory.is_none();
-        let directory = source.absolute("vms.directory", file.vms.directory.as_ref())?;
+        let names = Policy::ALL.map(Policy::name);
         Ok(Self {
-            socket: source.absolute("api.socket", file.api.socket.as_ref())?.unwrap_or(default.socket),
-            connections_per_user: source.count(
+            socket: path("api.socket", &api.socket, default.socket)?,
+            group: api.group.clone(),
+            act_group: api.act_group.clone(),
+            connections_per_user: for_each_user(
                 "api.connections_per_user",
-                &file.api.connections_per_user,
+                connections,
                 default.connections_per_user,
             )?,
-            watchers_per_user: source.count(
-                "api.watchers_per_user",
-                &file.api.watchers_per_user,
-                default.watchers_per_user,
-            )?,
-            metrics: source.listen("metrics.listen", file.metrics.listen.as_ref())?,
-            group: file.api.group,
-            act_group: file.api.act_group,
+            watchers_per_user: for_each_user("api.watchers_per_user", watchers, default.watchers_per_user)?,
+            metrics: listen(source, file.metrics.listen.as_ref())?,
             directory: if only_sockets { None } else { directory.or(default.directory) },
-            command_limit,
-            sockets: file
-                .vms
-                .sockets
-                .unwrap_or_default()
-                .iter()
-                .filter_map(|path| source.absolute("vms.sockets", Some(path)).transpose())
-                .collect::<Result<_, _>>()?,
-            libvirt_uris: file.libvirt.uris(&source)?.unwrap_or(default.libvirt_uris),
-            libvirt_directories: file.libvirt.directories(&source)?.unwrap_or(default.libvirt_directories),
-            libvirt_sockets: source
-                .absolute("libvirt.socket_directory", file.libvirt.socket_directory.as_ref())?
-                .unwrap_or(default.libvirt_sockets),
-            root: source.absolute("observe.root", file.observe.root.as_ref())?.unwrap_or(default.root),
-            location: file.observe.location.map_or(default.location, Into::into),
-            poll_interval,
-            resync_interval,
-            intervals,
-            records: source
-                .absolute("publish.records", file.publish.records.as_ref())?
-                .unwrap_or(default.records),
-            settle,
+            sockets: sockets.collect::<Result<_, _>>()?,
+            command_limit: millis("vms.command_limit_ms", limit_ms, 1000..=60_000, default.command_limit)?,
+            libvirt_uris: libvirt.uris(source)?.unwrap_or(default.libvirt_uris),
+            libvirt_directories: libvirt.directories(source)?.unwrap_or(default.libvirt_directories),
+            libvirt_sockets: path(
+                "libvirt.socket_directory",
+                &libvirt.socket_directory,
+                default.libvirt_sockets,
+            )?,
+            root: path("observe.root", &observe.root, default.root)?,
+            location: observe.location.map_or(default.location, Into::into),
+            poll_interval: millis("observe.poll_interval_ms", poll_ms, 10..=10_000, default.poll_interval)?,
+            resync_interval: millis(
+                "observe.resync_interval_ms",
+                resync_ms,
+                1000..=60_000,
+                default.resync_interval,
+            )?,
+            intervals: observe.intervals(source)?,
+            records: path("publish.records", &publish.records, default.records)?,
+            settle: publish.settle(source, default.settle)?,
             replug_after: replug_after.map(Duration::from_secs),
-            policy: policy.unwrap_or(default.policy),
-            policy_period,
-            policy_bounds,
-            policy_adaptive_bounds: file.policy.bounds == Some(BoundsMode::Adaptive),
+            policy: named(source, "policy.default", &policy.default, &names)?.unwrap_or(default.policy),
+            policy_period: millis("policy.period_ms", period_ms, 100..=60_000, default.policy_period)?,
+            policy_bounds: policy.bounds(source, default.policy_bounds)?,
+            policy_adaptive_bounds: policy.bounds == Some(BoundsMode::Adaptive),
             policy_memory: policy_memory.unwrap_or(0) << 20,
-            policy_samples: file.policy.samples == Some(Samples::Ibs),
-            memory: file.memory.settings(&source)?,
-            sizes: file.size.settings(&source)?,
-            rehome: file.rehome.settings(&source)?,
+            policy_samples: policy.samples == Some(Samples::Ibs),
+            memory: file.memory.settings(source)?,
+            sizes: file.size.settings(source)?,
+            rehome: file.rehome.settings(source)?,
         })
     }
 }
@@ -655,130 +593,54 @@ impl From<Location> for Prefer {
     }
 }
 
-fn read(path: &Path) -> std::io::Result<Vec<u8>> {
-    use std::io::Read;
-    let mut bytes = Vec::new();
-    let read = std::fs::File::open(path)?.take(SIZE_LIMIT + 1).read_to_end(&mut bytes)?;
-    if read as u64 > SIZE_LIMIT {
-        let reason = format!("longer than {SIZE_LIMIT} bytes");
-        return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, reason));
-    }
-    Ok(bytes)
+/// An address to listen at.
+fn listen(source: &Source<'_>, value: Option<&Spanned<String>>) -> Result<Option<SocketAddr>, SettingsError> {
+    let Some(value) = value else { return Ok(None) };
+    let address = value.get_ref().parse().ok().filter(|address: &SocketAddr| address.port() != 0);
+    address.map(Some).ok_or_else(|| {
+        let expected = "an address and a port, such as 127.0.0.1:9743 or [::1]:9743";
+        source.value_error("metrics.listen", value, sanitize(value.get_ref()), expected)
+    })
 }
 
-/// A file, to name lines of it in errors.
-struct Source<'a> {
-    path: &'a Path,
-    text: &'a str,
+/// A bound between types, in references per thousand instructions.
+fn bound(
+    source: &Source<'_>,
+    key: &'static str,
+    value: Option<&Spanned<f64>>,
+) -> Result<Option<f64>, SettingsError> {
+    let Some(value) = value else { return Ok(None) };
+    let bound = *value.get_ref();
+    if (0.01..=1000.0).contains(&bound) {
+        return Ok(Some(bound));
+    }
+    Err(source.value_error(key, value, bound.to_string(), "0.01 to 1000"))
 }
 
-impl Source<'_> {
-    fn line(&self, offset: usize) -> usize {
-        1 + self.text.bytes().take(offset).filter(|&byte| byte == b'\n').count()
-    }
+/// What has one of these names.
+fn named<T: FromStr>(
+    source: &Source<'_>,
+    key: &'static str,
+    value: &Option<Spanned<String>>,
+    names: &[&str],
+) -> Result<Option<T>, SettingsError> {
+    let Some(value) = value else { return Ok(None) };
+    let name = value.get_ref();
+    name.parse().map(Some).map_err(|_| {
+        let expected = format!("one of {}", names.join(", "));
+        source.value_error(key, value, sanitize(&format!("{name:?}")), expected)
+    })
+}
 
-    fn parse_error(&self, error: &toml::de::Error) -> ConfigError {
-        let line = self.line(error.span().map_or(0, |span| span.start));
-        let message = sanitize(&error.message().replace('\n', " "));
-        ConfigError::Parse { path: self.path.into(), line, message }
+fn absolute(
+    source: &Source<'_>,
+    key: &'static str,
+    value: Option<&Spanned<PathBuf>>,
+) -> Result<Option<PathBuf>, SettingsError> {
+    let Some(value) = value else { return Ok(None) };
+    let path = value.get_ref();
+    if path.is_absolute() {
+        return Ok(Some(path.clone()));
     }
-
-    fn value_error<T>(
-        &self,
-        key: &'static str,
-        at: &Spanned<T>,
-        value: String,
-        expected: String,
-    ) -> ConfigError {
-        ConfigError::Value { path: self.path.into(), line: self.line(at.span().start), key, value, expected }
-    }
-
-    fn number(
-        &self,
-        key: &'static str,
-        value: &Option<Spanned<i64>>,
-        range: RangeInclusive<u64>,
-    ) -> Result<Option<u64>, ConfigError> {
-        let Some(value) = value else { return Ok(None) };
-        let number = u64::try_from(*value.get_ref()).ok().filter(|number| range.contains(number));
-        number.map(Some).ok_or_else(|| {
-            let expected = format!("{} to {}", range.start(), range.end());
-            self.value_error(key, value, value.get_ref().to_string(), expected)
-        })
-    }
-
-    /// An address to listen at.
-    fn listen(
-        &self,
-        key: &'static str,
-        value: Option<&Spanned<String>>,
-    ) -> Result<Option<SocketAddr>, ConfigError> {
-        let Some(value) = value else { return Ok(None) };
-        let address = value.get_ref().parse().ok().filter(|address: &SocketAddr| address.port() != 0);
-        address.map(Some).ok_or_else(|| {
-            let expected = "an address and a port, such as 127.0.0.1:9743 or [::1]:9743".to_owned();
-            self.value_error(key, value, sanitize(value.get_ref()), expected)
-        })
-    }
-
-    /// A bound between types, in references per thousand instructions.
-    fn bound(&self, key: &'static str, value: Option<&Spanned<f64>>) -> Result<Option<f64>, ConfigError> {
-        let Some(value) = value else { return Ok(None) };
-        let bound = *value.get_ref();
-        if (0.01..=1000.0).contains(&bound) {
-            return Ok(Some(bound));
-        }
-        Err(self.value_error(key, value, bound.to_string(), "0.01 to 1000".to_owned()))
-    }
-
-    /// The name of a scheduling policy.
-    fn policy(
-        &self,
-        key: &'static str,
-        value: Option<&Spanned<String>>,
-    ) -> Result<Option<Policy>, ConfigError> {
-        let Some(value) = value else { return Ok(None) };
-        let name = value.get_ref();
-        name.parse().map(Some).map_err(|_| {
-            let expected = format!("one of {}", Policy::ALL.map(Policy::name).join(", "));
-            self.value_error(key, value, sanitize(&format!("{name:?}")), expected)
-        })
-    }
-
-    /// The name of a memory policy.
-    fn memory_policy(
-        &self,
-        key: &'static str,
-        value: Option<&Spanned<String>>,
-    ) -> Result<Option<MemoryPolicy>, ConfigError> {
-        let Some(value) = value else { return Ok(None) };
-        let name = value.get_ref();
-        name.parse().map(Some).map_err(|_| {
-            let expected = format!("one of {}", MemoryPolicy::ALL.map(MemoryPolicy::name).join(", "));
-            self.value_error(key, value, sanitize(&format!("{name:?}")), expected)
-        })
-    }
-
-    /// A limit for each user.
-    fn count(
-        &self,
-        key: &'static str,
-        value: &Option<Spanned<i64>>,
-        default: usize,
-    ) -> Result<usize, ConfigError> {
-        Ok(self.number(key, value, 1..=4096)?.map_or(default, |number| number as usize))
-    }
-
-    fn absolute(
-        &self,
-        key: &'static str,
-        value: Option<&Spanned<PathBuf>>,
-    ) -> Result<Option<PathBuf>, ConfigError> {
-        let Some(value) = value else { return Ok(None) };
-        let path = value.get_ref();
-        if path.is_absolute() {
-            return Ok(Some(path.clone()));
-        }
-        Err(self.value_error(key, value, format!("{path:?}"), "an absolute path".into()))
-    }
+    Err(source.value_error(key, value, format!("{path:?}"), "an absolute path"))
 }

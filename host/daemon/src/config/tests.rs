@@ -277,7 +277,7 @@ fn a_named_file_must_exist() {
     assert!(Config::load(Some(Path::new("/nonexistent/x.toml"))).is_err());
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("long.toml");
-    std::fs::write(&path, " ".repeat(SIZE_LIMIT as usize + 1)).expect("written");
+    std::fs::write(&path, " ".repeat(vnuma_settings::SIZE_LIMIT as usize + 1)).expect("written");
     let error = Config::load(Some(&path)).expect_err("too long").to_string();
     assert!(error.contains("longer than"), "{error}");
     std::fs::write(&path, b"[publish]\n# caf\xe9\n").expect("written");
