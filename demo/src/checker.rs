@@ -1,6 +1,7 @@
 //! Reads what the program in a guest reports, and looks up on which node of the host each page lies.
 
 use crate::guest::STOP;
+use crate::locations::Locations;
 use crate::pages::Pages;
 use crate::record::{Kind, Record};
 use anyhow::{Context, Result, ensure};
@@ -27,6 +28,14 @@ pub struct Sample {
     pub after_tsc: u64,
     /// Its node; none if it could not be looked up.
     pub node: Option<u32>,
+}
+
+impl Sample {
+    /// Whether the page was on the node of its vCPU, before it was touched and after. One that could not be looked up was not.
+    pub fn is_local(&self, locations: &Locations) -> bool {
+        let node_at = |tsc| locations.node(self.tid, tsc);
+        self.node.is_some() && [self.before_tsc, self.after_tsc].map(node_at) == [self.node; 2]
+    }
 }
 
 type Samples = Arc<Mutex<Vec<Sample>>>;

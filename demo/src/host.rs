@@ -2,7 +2,7 @@
 
 use crate::checker::{Checker, GUEST_PROGRAM, Sample};
 use crate::device;
-use crate::judge::{is_local, judge, moves, touches};
+use crate::judge::{judge, moves, touches};
 use crate::locations::{Clock, Locations, Trace, tsc};
 use crate::picture;
 use crate::placed::{self, BeforeAfter, Placed};
@@ -419,7 +419,7 @@ fn share(samples: &[Sample], until_tsc: u64, locations: &Locations) -> Option<f6
     let fresh: Vec<_> = samples
         .iter()
         .filter(|sample| sample.kind == Kind::Fresh && sample.after_tsc <= until_tsc)
-        .map(|sample| is_local(sample, locations))
+        .map(|sample| sample.is_local(locations))
         .collect();
     let local = fresh.iter().filter(|local| **local).count();
     (!fresh.is_empty()).then(|| local as f64 / fresh.len() as f64)

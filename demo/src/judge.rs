@@ -13,12 +13,6 @@ const LAST_PAGES: usize = 64;
 /// How many of them must be local. Not all: AutoNUMA may be migrating one.
 const LAST_LOCAL_PAGES: usize = 60;
 
-/// Whether the page was on the node of its vCPU, before it was touched and after. One that could not be looked up was not.
-pub fn is_local(sample: &Sample, locations: &Locations) -> bool {
-    let node_at = |tsc| locations.node(sample.tid, tsc);
-    sample.node.is_some() && [sample.before_tsc, sample.after_tsc].map(node_at) == [sample.node; 2]
-}
-
 /// Compares the node of each page that was touched before a time with that of the vCPU that touched it. `told` says whether the guest
 /// knew of a change of the first time at the second, both of the host's time stamp counter.
 pub fn judge(
@@ -36,7 +30,7 @@ pub fn judge(
         let node_at = |tsc| locations.node(sample.tid, tsc);
         let (before, after) = (node_at(sample.before_tsc), node_at(sample.after_tsc));
         ensure!(before.is_some() && after.is_some(), "no location of thread {} in the trace", sample.tid);
-        let is_local = is_local(sample, locations);
+        let is_local = sample.is_local(locations);
         report.pages_not_found += usize::from(sample.node.is_none());
         match sample.kind {
             Kind::Fresh => {
@@ -67,7 +61,7 @@ pub fn judge(
 pub fn touches(samples: &[Sample], locations: &Locations, seconds: impl Fn(u64) -> f64) -> Vec<Touch> {
     let fresh = samples.iter().filter(|sample| sample.kind == Kind::Fresh);
     let touch =
-        |sample: &Sample| Touch { seconds: seconds(sample.after_tsc), local: is_local(sample, locations) };
+        |sample: &Sample| Touch { seconds: seconds(sample.after_tsc), local: sample.is_local(locations) };
     fresh.map(touch).collect()
 }
 

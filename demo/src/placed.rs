@@ -1,7 +1,6 @@
 //! After the moves: the VM whose guest is told nothing gets a policy, which takes its vCPUs to the memory that the guest uses.
 
 use crate::checker::Sample;
-use crate::judge::is_local;
 use crate::locations::{Locations, tsc};
 use crate::record::Kind;
 use anyhow::{Context, Result, bail, ensure};
@@ -143,7 +142,7 @@ impl BeforeAfter {
             let of: Vec<_> = samples.iter().filter(|sample| sample.kind == kind).filter(in_time).collect();
             let when = if after { "after" } else { "before" };
             ensure!(!of.is_empty(), "no pages ({kind:?}) were seen {when} the policy had placed the vCPUs");
-            Ok(of.iter().filter(|sample| is_local(sample, locations)).count() as f64 / of.len() as f64)
+            Ok(of.iter().filter(|sample| sample.is_local(locations)).count() as f64 / of.len() as f64)
         };
         Ok(Self {
             policy: POLICY,

@@ -1,130 +1,15 @@
 //! What goes wrong, and what operators, guests and the kernel do of themselves.
 
 use crate::{
+    action::{Action, Chaos, MICRO, MILLI, SECOND},
     daemon::{Message, WorkerState},
-    simulation::{Action, MICRO, MILLI, SECOND, Simulation},
+    simulation::Simulation,
     world::{Machine, Slot},
 };
 use vnuma_daemon::core::event::{Event, Report, Request};
 use vnuma_hypervisor::VmError;
 use vnuma_model::RunState;
 use vnuma_policy::world::StopReason;
-
-/// Something that happens again and again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Chaos {
-    /// A load balancer carries a thread elsewhere.
-    Migrate,
-    /// Somebody confines a thread to a node, or no longer.
-    Confine,
-    /// The kernel changes an affinity without an event.
-    SilentAffinity,
-    /// An operator moves a vCPU.
-    AskMove,
-    /// An operator wants a channel.
-    AskAttach,
-    /// An operator wants none.
-    AskDetach,
-    /// An operator wants a vCPU replugged.
-    AskReplug,
-    /// An operator sets a policy.
-    AskPolicy,
-    /// An operator sets a memory policy, or wants to see where memory is.
-    AskMemory,
-    /// An operator has a VM migrated, or cancels that.
-    AskMigration,
-    /// Several operators want different things of one VM, or of one that is not there.
-    AskAll,
-    /// A thread finds no rest, and is carried on before its dwell is over.
-    Wander,
-    /// An operator moves vCPUs of one VM more often than may be published.
-    Storm,
-    /// A QEMU hangs for a while.
-    Hang,
-    /// A process is stopped for a while.
-    Stop,
-    /// A connection breaks.
-    Disconnect,
-    /// A QEMU ends; often another one starts at its handle at once.
-    End,
-    /// A QEMU starts.
-    Start,
-    /// A guest boots again.
-    Reboot,
-    /// A vCPU is plugged or unplugged.
-    Hotplug,
-    /// A function of the host is plugged or unplugged.
-    PassThrough,
-    /// The memory of a guest node goes elsewhere.
-    Rehome,
-    /// A QEMU says that it is called otherwise, perhaps like another VM.
-    Rename,
-    /// A handle is listed no more, or again.
-    Unlist,
-    /// A guest lets go of its channel's device unasked.
-    Release,
-    /// The host has other CPUs, nodes or distances.
-    HostChange,
-    /// The daemon stops for a while.
-    Stall,
-    /// The daemon is killed, and another one starts.
-    Restart,
-}
-
-impl Chaos {
-    /// All of it.
-    pub const ALL: [Self; 28] = [
-        Self::Migrate,
-        Self::Confine,
-        Self::SilentAffinity,
-        Self::AskMove,
-        Self::AskAttach,
-        Self::AskDetach,
-        Self::AskReplug,
-        Self::AskPolicy,
-        Self::AskMemory,
-        Self::AskMigration,
-        Self::AskAll,
-        Self::Wander,
-        Self::Storm,
-        Self::Hang,
-        Self::Stop,
-        Self::Disconnect,
-        Self::End,
-        Self::Start,
-        Self::Reboot,
-        Self::Hotplug,
-        Self::PassThrough,
-        Self::Rehome,
-        Self::Rename,
-        Self::Unlist,
-        Self::Release,
-        Self::HostChange,
-        Self::Stall,
-        Self::Restart,
-    ];
-
-    /// Between two of them, on average.
-    fn interval_ns(self) -> u64 {
-        match self {
-            Self::Migrate => MILLI,
-            Self::AskMove => MILLI,
-            Self::Confine | Self::AskAttach => 10 * MILLI,
-            Self::AskPolicy => 30 * MILLI,
-            Self::AskMemory => 40 * MILLI,
-            Self::AskMigration => 60 * MILLI,
-            Self::SilentAffinity => 50 * MILLI,
-            Self::AskDetach | Self::AskReplug | Self::AskAll => 60 * MILLI,
-            Self::Hang | Self::Reboot | Self::Disconnect => 100 * MILLI,
-            Self::Stop | Self::End | Self::Start => 150 * MILLI,
-            Self::Hotplug | Self::PassThrough | Self::Rehome => 150 * MILLI,
-            Self::Rename | Self::Unlist | Self::Release | Self::Storm | Self::Wander => SECOND,
-            Self::HostChange => 5 * SECOND,
-            Self::Stall => 3 * SECOND,
-            Self::Restart => 15 * SECOND,
-        }
-    }
-}
 
 impl Simulation {
     /// It happens, and will again.

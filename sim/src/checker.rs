@@ -18,13 +18,15 @@
 //! | `acknowledgement` | an update is announced for the generation that was acknowledged, and for no other |
 //! | `deadline` | a deadline that has been served is not announced again |
 
+mod memory;
 mod migration;
+mod threads;
 
 use crate::truth::{self, Homes};
 use migration::{Migrations, Wanted};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use vnuma_api as api;
-use vnuma_daemon::core::event::{Ask, Command, Event, Made, MaskOrder, Report};
+use vnuma_daemon::core::event::{Ask, Command, Event, Report};
 use vnuma_model::{
     ApicId, GuestNodeId, HostNodeId, HostTopology, PciAddress, RunState, Vcpu, VcpuLocation, VmDescription,
     VmDevice,
@@ -149,7 +151,7 @@ pub struct Checker {
     moving: BTreeSet<(VmId, i32, ApicId)>,
     /// Masks that are being set, and the node that they are of.
     confining: BTreeMap<(VmId, i32, ApicId), Option<HostNodeId>>,
-    memory: crate::memory::Rules,
+    memory: memory::Rules,
     migrations: Migrations,
     epochs: BTreeSet<u64>,
     /// What the present step is about.
@@ -184,7 +186,7 @@ impl Checker {
             requests: BTreeMap::new(),
             moving: BTreeSet::new(),
             confining: BTreeMap::new(),
-            memory: crate::memory::Rules::default(),
+            memory: memory::Rules::default(),
             migrations: Migrations::default(),
             epochs: BTreeSet::new(),
             moved: None,
@@ -266,38 +268,6 @@ impl Checker {
             }
             _ => {}
         }
-    }
-
-    /// Masks have been set, or not.
-    fn confined(&mut self, vm: VmId, pid: i32, outcomes: &[(ApicId, Result<Made, vnuma_process::ActError>)]) {
-        for (vcpu, outcome) in outcomes {
-            let Some(node) = self.confining.remove(&(vm, pid, *vcpu)) else { continue };
-            if self.vms.get(&vm).is_none_or(|view| view.pid != pid) {
-                continue;
-            }
-            match outcome {
-                Ok(at) => {
-                    let now_ns = self.now_ns;
-                    self.assign(vm, *vcpu, node);
-                    self.place(vm, *vcpu, at.location);
-                    self.judge(vm, *vcpu, now_ns);
-                }
-                Err(vnuma_process::ActError::MaskChanged { .. }) => self.assign(vm, *vcpu, None),
-                Err(_) => {}
-            }
-        }
-    }
-
-    /// A policy has put a vCPU on a node, or has nothing to say of it any more.
-    fn assign(&mut self, vm: VmId, vcpu: ApicId, node: Option<HostNodeId>) {
-        let now_ns = self.now_ns;
-        let Some(view) = self.vcpu_mut(vm, vcpu) else { return };
-        match node {
-            Some(node) => (view.assigned, view.by_policy) = (Some(node), true),
-            None if view.by_policy => (view.assigned, view.by_policy) = (None, false),
-            None => return,
-        }
-        self.judge(vm, vcpu, now_ns);
     }
 
     fn vcpu_mut(&mut self, vm: VmId, vcpu: ApicId) -> Option<&mut VcpuView> {
@@ -511,53 +481,16 @@ impl Checker {
                 self.expect(open, "leak", || format!("VM {vm} has no channel to be closed"));
                 self.closed(*vm);
             }
-            Command::Watch(pid, tid) => {
-                let fresh = self.threads.insert(*tid, *pid).is_none();
-                self.expect(fresh, "leak", || format!("thread {tid} is watched twice"));
-            }
-            Command::Defer(tids, waits) => {
-                for tid in tids {
-                    let known = self.threads.contains_key(tid);
-                    self.expect(known, "leak", || format!("thread {tid} is deferred, and not watched"));
-                    if *waits {
-                        self.deferred.insert(*tid)
-                    } else {
-                        self.deferred.remove(tid)
-                    };
-                }
-            }
-            Command::Unwatch(tid) => {
-                self.deferred.remove(tid);
-                let known = self.threads.remove(tid).is_some();
-                self.expect(known, "leak", || format!("thread {tid} was not watched"));
-            }
-            Command::WatchProcess(vm, pid) => {
-                self.processes.insert(*vm, *pid);
-                if self.vms.get(vm).is_some_and(|view| view.pid != *pid) {
-                    self.forget(*vm);
-                }
-            }
-            Command::UnwatchProcess(vm, _) => {
-                let known = self.processes.remove(vm).is_some();
-                self.expect(known, "leak", || format!("no process of VM {vm} was watched"));
-                if self.arrived != Some(*vm) {
-                    self.forget(*vm);
-                }
-            }
-            Command::Move { vm, pid, vcpu, tid, node, cpus } => {
-                self.moving(*vm, (*pid, *tid), *vcpu, *node, cpus);
-            }
-            Command::Confine { vm, pid, masks } => {
-                masks.iter().for_each(|order| self.confining_one(*vm, *pid, order));
-            }
-            Command::ForgetMask(_, tid) => {
-                if let Some(&(vm, vcpu)) = self.owners.get(tid) {
-                    self.assign(vm, vcpu, None);
-                }
-            }
-            Command::Follow { vm, pid, vcpus, cpus } => self.following(*vm, *pid, vcpus, cpus.as_ref()),
-            // The VM is taken for a new one: what was begun before is of no account.
-            Command::RestoreMasks(vm, _) => self.confining.retain(|(known, ..), _| known != vm),
+            Command::Watch(..)
+            | Command::Defer(..)
+            | Command::Unwatch(_)
+            | Command::WatchProcess(..)
+            | Command::UnwatchProcess(..)
+            | Command::Move { .. }
+            | Command::Confine { .. }
+            | Command::ForgetMask(..)
+            | Command::Follow { .. }
+            | Command::RestoreMasks(..) => self.thread_command(command),
             Command::Count { .. }
             | Command::Rank { .. }
             | Command::StopMemory(_)
@@ -607,61 +540,6 @@ impl Checker {
         let Some(known) = self.connections.get_mut(&connection) else { return };
         let before = known.busy.replace(ask);
         self.expect(before.is_none(), "ask", || format!("VM {vm}: {ask:?} beside {before:?}"));
-    }
-
-    fn moving(
-        &mut self,
-        vm: VmId,
-        (pid, tid): (i32, i32),
-        vcpu: ApicId,
-        node: HostNodeId,
-        cpus: &vnuma_model::CpuSet,
-    ) {
-        let described = self.vms.get(&vm).is_none_or(|view| {
-            view.pid == pid && view.vcpus.get(&vcpu).is_some_and(|known| known.tid == tid)
-        });
-        self.expect(described, "move", || format!("VM {vm}: thread {tid} of {pid} is not vCPU {vcpu}"));
-        let right = self.host.nodes.iter().any(|known| known.id == node && known.cpus == *cpus);
-        self.expect(right, "move", || format!("VM {vm}: {cpus} are not the CPUs of node {node}"));
-        let fresh = self.moving.insert((vm, pid, vcpu));
-        self.expect(fresh, "move", || format!("VM {vm}: vCPU {vcpu} is moved twice at a time"));
-        self.apart(vm, pid, vcpu);
-    }
-
-    /// Which of both was last would not be known.
-    fn apart(&mut self, vm: VmId, pid: i32, vcpu: ApicId) {
-        let its = (vm, pid, vcpu);
-        let apart = !self.moving.contains(&its) || !self.confining.contains_key(&its);
-        self.expect(apart, "move", || format!("VM {vm}: vCPU {vcpu} is moved while its mask is set"));
-    }
-
-    fn confining_one(&mut self, vm: VmId, pid: i32, order: &MaskOrder) {
-        let MaskOrder { vcpu, tid, cpus, operator, .. } = order;
-        let described = self.vms.get(&vm).is_none_or(|view| {
-            view.pid == pid && view.vcpus.get(vcpu).is_some_and(|known| known.tid == *tid)
-        });
-        self.expect(described, "mask", || format!("VM {vm}: thread {tid} of {pid} is not vCPU {vcpu}"));
-        let within = cpus.as_ref().is_none_or(|cpus| !cpus.is_empty() && cpus.is_subset(operator));
-        self.expect(within, "mask", || format!("VM {vm}: vCPU {vcpu}: {cpus:?} are not within {operator}"));
-        let node = cpus.as_ref().and_then(|cpus| self.host.node_of_cpus(cpus));
-        let fresh = self.confining.insert((vm, pid, *vcpu), node).is_none();
-        self.expect(fresh, "mask", || format!("VM {vm}: two masks of vCPU {vcpu} are set at a time"));
-        self.apart(vm, pid, *vcpu);
-    }
-
-    fn following(&mut self, vm: VmId, pid: i32, vcpus: &[i32], cpus: Option<&vnuma_model::CpuSet>) {
-        let described = self.vms.get(&vm).is_none_or(|view| {
-            let known = view.vcpus.values().map(|vcpu| vcpu.tid);
-            view.pid == pid && known.filter(|tid| !vcpus.contains(tid)).count() == 0
-        });
-        self.expect(described, "mask", || format!("VM {vm}: vCPUs of {pid} are taken for other threads"));
-        let some = cpus.is_none_or(|cpus| !cpus.is_empty());
-        self.expect(some, "mask", || format!("VM {vm}: other threads are kept to no CPU"));
-    }
-
-    /// The mover has made or refused a move.
-    pub fn move_ended(&mut self, vm: VmId, pid: i32, vcpu: ApicId) {
-        self.move_counts = self.moving.remove(&(vm, pid, vcpu));
     }
 
     /// A request was answered.

@@ -122,6 +122,15 @@ pub struct ConfineOrder {
     pub lost: bool,
 }
 
+/// Moves that are under way, of one daemon.
+#[derive(Debug, Default)]
+pub struct MemoryMoves {
+    /// The number of the last one.
+    pub last: u64,
+    /// The process, the number, and the bytes at most of each.
+    pub under_way: BTreeMap<VmId, (i32, u64, u64)>,
+}
+
 /// A daemon.
 pub struct Daemon {
     /// The core that ships.
@@ -151,7 +160,7 @@ pub struct Daemon {
     /// When they were read last.
     pub sampled_ns: u64,
     /// Moves of memory.
-    pub memory: crate::memory::Moves,
+    pub memory: MemoryMoves,
     /// When the last reading arrives: the next one comes no sooner.
     pub reading_due_ns: u64,
 }
@@ -173,9 +182,14 @@ impl Daemon {
             mover_ns: 0,
             counted: BTreeMap::new(),
             sampled_ns: 0,
-            memory: crate::memory::Moves::default(),
+            memory: MemoryMoves::default(),
             reading_due_ns: 0,
         }
+    }
+
+    /// The machine that the VM's connection found, if this is its process.
+    pub fn machine_of(&self, vm: VmId, pid: i32) -> Option<(Slot, Serial)> {
+        self.pidfds.get(&vm).filter(|(known, ..)| *known == pid).map(|(_, slot, serial)| (*slot, *serial))
     }
 
     /// Does the core serve a channel for it?

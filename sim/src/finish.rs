@@ -1,8 +1,9 @@
 //! The end of a run: all faults stop, and after a while the daemon's state must be the true one.
 
 use crate::{
+    action::{Action, MICRO, MILLI, SECOND},
     daemon::Message,
-    simulation::{Action, MICRO, MILLI, SECOND, Simulation},
+    simulation::Simulation,
     truth,
     world::{Driver, Machine, Slot},
 };

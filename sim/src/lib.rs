@@ -13,7 +13,8 @@
 
 #![forbid(unsafe_code)]
 
-pub mod chaos;
+mod action;
+mod chaos;
 pub mod checker;
 pub mod daemon;
 pub mod faults;

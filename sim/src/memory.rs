@@ -1,13 +1,12 @@
-//! Memory of VMs that is looked at and moved: what the simulated threads show and do, and what is checked of it.
+//! Memory of VMs that is looked at and moved: what the simulated threads show and do.
 
 use crate::{
-    simulation::{Action, MICRO, MILLI, SECOND, Simulation},
-    truth::Homes,
+    action::{Action, MICRO, MILLI, SECOND},
+    simulation::Simulation,
     world::Slot,
 };
-use std::collections::BTreeMap;
 use vnuma_daemon::core::event::{Event, Request};
-use vnuma_model::{BackingMapping, GuestNodeId, PageKind, WatchedRegion};
+use vnuma_model::{PageKind, WatchedRegion};
 use vnuma_policy::{
     hotness::Hotness,
     memory_move::{MemoryPolicy, MoveMemory},
@@ -17,26 +16,12 @@ use vnuma_policy::{
 
 /// Pages of a guest node that are looked at.
 const SAMPLES: u64 = 1000;
-/// Memory of a guest node, bytes.
-pub const GUEST_NODE: u64 = 1 << 30;
-
-/// Where a machine has the memory of a guest node.
-pub fn mapping(id: GuestNodeId) -> BackingMapping {
-    BackingMapping { start: u64::from(id + 1) << 40, page_kib: 4 }
-}
-
-/// Moves that are under way, of one daemon.
-#[derive(Debug, Default)]
-pub struct Moves {
-    last: u64,
-    under_way: BTreeMap<VmId, (i32, u64, u64)>,
-}
 
 impl Simulation {
     /// Pages of a process are looked at.
     pub(crate) fn observe_memory(&mut self, vm: VmId, pid: i32, areas: &[MemoryArea]) {
         self.count("looks at memory");
-        let known = self.daemon.pidfds.get(&vm).is_some_and(|(known, ..)| *known == pid);
+        let known = self.daemon.machine_of(vm, pid).is_some();
         let outcome = match known && !(self.chaotic && self.rng.chance(50)) {
             false => Err(format!("process {pid} has ended")),
             true => Ok(self.observation(areas)),
@@ -74,7 +59,7 @@ impl Simulation {
     /// It is watched how hot memory of a process is. Often that is not known.
     pub(crate) fn watch_hotness(&mut self, vm: VmId, pid: i32, areas: &[MemoryArea]) {
         self.count("watches of hotness");
-        let known = self.daemon.pidfds.get(&vm).is_some_and(|(known, ..)| *known == pid);
+        let known = self.daemon.machine_of(vm, pid).is_some();
         let took_ns = self.rng.within(SECOND..8 * SECOND);
         let outcome = match known && self.rng.chance(700) {
             false => Err(format!("process {pid} has ended")),
@@ -137,40 +122,6 @@ impl Simulation {
     pub(crate) fn forget_memory_policies(&mut self) {
         for name in self.daemon.core.names() {
             self.ask(|to| Request::SetMemoryPolicy(name, MemoryPolicy::None, to));
-        }
-    }
-}
-
-/// What is known of moves, by the checker.
-#[derive(Debug, Default)]
-pub struct Rules {
-    under_way: BTreeMap<VmId, i32>,
-}
-
-impl Rules {
-    /// A move is to begin. What is wrong with it, if something is.
-    pub fn begins(&mut self, vm: VmId, pid: i32, order: &MoveMemory, homes: &Homes) -> Option<String> {
-        let twice = self.under_way.insert(vm, pid).is_some_and(|before| before == pid);
-        let its = |(id, home): (&GuestNodeId, &u32)| {
-            let start = mapping(*id).start;
-            order.within == Some((start, start + GUEST_NODE)) && order.to == *home
-        };
-        let home = homes.iter().any(its);
-        let inside = |part: &(u64, u64)| {
-            let within = order.within.unwrap_or_default();
-            within.0 <= part.0 && part.0 < part.1 && part.1 <= within.1
-        };
-        let parts = order.parts.as_ref().is_none_or(|parts| !parts.is_empty() && parts.iter().all(inside));
-        let sound = order.from != order.to && order.bytes > 0 && order.bytes <= GUEST_NODE && parts;
-        (twice || !home || !sound).then(|| {
-            format!("memory of VM {vm}, at home {homes:?}: {order:?}; another one is under way: {twice}")
-        })
-    }
-
-    /// A move has ended.
-    pub fn ended(&mut self, vm: VmId, pid: i32) {
-        if self.under_way.get(&vm) == Some(&pid) {
-            self.under_way.remove(&vm);
         }
     }
 }

@@ -1,8 +1,9 @@
 //! Machines that leave for another host, and machines that wait for a guest from there.
 
 use crate::{
+    action::{Action, MILLI, SECOND},
     daemon::Job,
-    simulation::{Action, MILLI, SECOND, Simulation},
+    simulation::Simulation,
     world::{Machine, Serial, Slot},
 };
 use vnuma_daemon::core::event::{Ask, Report, Request};

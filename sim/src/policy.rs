@@ -1,8 +1,9 @@
 //! Policies: what is read once a period, and masks that are set and given back.
 
 use crate::{
+    action::{Action, MICRO, MILLI, SECOND},
     daemon::{ConfineOrder, Message},
-    simulation::{Action, MICRO, MILLI, SECOND, Simulation},
+    simulation::Simulation,
     world::Slot,
 };
 use std::sync::Arc;
@@ -106,8 +107,7 @@ impl Simulation {
 
     /// The mover has masks to set, or to give back: after what it has already.
     pub(crate) fn order_masks(&mut self, vm: u64, pid: i32, masks: Option<Vec<MaskOrder>>, lost: bool) {
-        let known = self.daemon.pidfds.get(&vm).filter(|(known, ..)| *known == pid);
-        let machine = known.map(|(_, slot, machine)| (*slot, *machine));
+        let machine = self.daemon.machine_of(vm, pid);
         let takes_ns = self.rng.within(5 * MICRO..60 * MICRO);
         self.daemon.mover_ns = self.daemon.mover_ns.max(self.now_ns) + takes_ns;
         let after_ns = self.daemon.mover_ns - self.now_ns;
@@ -116,8 +116,7 @@ impl Simulation {
 
     /// The mover keeps the threads of a process that run no vCPU to CPUs, or gives their masks back.
     pub(crate) fn order_others(&mut self, vm: u64, pid: i32, cpus: Option<CpuSet>, lost: bool) {
-        let machine =
-            self.daemon.pidfds.get(&vm).filter(|(known, ..)| *known == pid).map(|(.., serial)| *serial);
+        let machine = self.daemon.machine_of(vm, pid).map(|(_, serial)| serial);
         let refused = self.chaotic && self.rng.chance(10);
         let outcome = match machine {
             None => Err(format!("process {pid} has ended")),

@@ -1,8 +1,9 @@
 //! What carries out commands: locator, mover, processes, channels and scanner of the simulated daemon.
 
 use crate::{
+    action::{Action, MICRO, MILLI, SECOND},
     daemon::{Job, Message, MoveOrder, WatchedProcess, Worker, WorkerState},
-    simulation::{Action, MICRO, MILLI, SECOND, Simulation},
+    simulation::Simulation,
     world::{Driver, Serial, Slot, World},
 };
 use std::io;
@@ -67,8 +68,7 @@ impl Simulation {
             Command::Defer(..) => {}
             Command::Look(threads) => self.look(threads),
             Command::Move { vm, pid, vcpu, tid, node, cpus } => {
-                let known = self.daemon.pidfds.get(&vm).filter(|(known, ..)| *known == pid);
-                let machine = known.map(|(_, slot, machine)| (*slot, *machine));
+                let machine = self.daemon.machine_of(vm, pid);
                 let takes_ns = self.rng.within(5 * MICRO..60 * MICRO);
                 self.daemon.mover_ns = self.daemon.mover_ns.max(self.now_ns) + takes_ns;
                 let after_ns = self.daemon.mover_ns - self.now_ns;
@@ -80,8 +80,7 @@ impl Simulation {
             Command::RestoreMasks(vm, pid) => self.order_masks(vm, pid, None, false),
             Command::ForgetMask(_, tid) => self.forget_mask(tid),
             Command::WatchProcess(vm, pid) => {
-                let known = self.daemon.pidfds.get(&vm).filter(|(known, ..)| *known == pid);
-                let machine = known.map(|(_, slot, machine)| (*slot, *machine));
+                let machine = self.daemon.machine_of(vm, pid);
                 self.daemon.processes.insert(vm, WatchedProcess { pid, machine, stopped: None });
                 self.ours(100 * MICRO, Action::LookAtProcess(vm));
             }

@@ -1,9 +1,9 @@
 //! The run: a queue of what is to happen, in simulated time.
 
 use crate::{
-    chaos::Chaos,
+    action::{Action, Chaos, SECOND},
     checker::{Checker, Violation},
-    daemon::{ConfineOrder, Daemon, Job, Message, MoveOrder},
+    daemon::{Daemon, Message},
     faults::{Fault, Saboteur},
     rng::Rng,
     world::{Serial, Slot, World},
@@ -21,15 +21,9 @@ use vnuma_daemon::core::{
 use vnuma_policy::{
     Policies, SettlePolicy,
     scheduling::Policy,
-    world::{ConnectionId, RequestId, VmId},
+    world::{ConnectionId, RequestId},
 };
 
-/// Nanoseconds.
-pub const MICRO: u64 = 1_000;
-/// Nanoseconds.
-pub const MILLI: u64 = 1_000_000;
-/// Nanoseconds.
-pub const SECOND: u64 = 1_000_000_000;
 /// Messages that wait for the daemon before location events are lost. Smaller than the real one, so that it happens.
 const INBOX: usize = 512;
 const RESYNC: u64 = 10 * SECOND;
@@ -45,55 +39,6 @@ pub struct Settings {
     pub events: u64,
     /// A fault put in on purpose.
     pub fault: Option<Fault>,
-}
-
-/// Something that is to happen.
-#[derive(Debug)]
-pub enum Action {
-    /// Something arrives at the daemon.
-    Arrive(Message),
-    /// A worker goes on.
-    Work(ConnectionId),
-    /// A command to a machine that hangs has timed out.
-    TimedOut(ConnectionId, Job),
-    /// A command has been carried out.
-    Done(ConnectionId),
-    /// A process is looked at.
-    LookAtProcess(VmId),
-    /// Some threads are looked at.
-    LookAtThreads,
-    /// The mover makes a move.
-    Move(MoveOrder),
-    /// The mover sets masks, or gives them back.
-    Confine(ConfineOrder),
-    /// A period of the counted threads has ended.
-    Sample,
-    /// A move of a VM's memory ends, if it has not ended already.
-    EndMemory(VmId, u64),
-    /// A guest takes over what is published.
-    Apply(Slot, Serial),
-    /// A guest lets go of a device late.
-    LetGo(Slot, Serial, Serial),
-    /// A machine answers again, or its process runs on.
-    Recover(Slot, Serial),
-    /// A migration ends.
-    EndMigration(Slot, Serial),
-    /// The process of a machine ends whose guest has left.
-    EndLeft(Slot, Serial),
-    /// A guest arrives in a machine that waits for it.
-    GuestArrives(Slot, Serial),
-    /// Something goes wrong.
-    Chaos(Chaos),
-    /// A thread is carried elsewhere.
-    Carry(i32),
-    /// An operator moves a vCPU of this VM.
-    AskMove(Slot),
-    /// The backends list what there is, as they do now and then, or because something changed.
-    Scan(bool),
-    /// Everything is looked at again.
-    Resync,
-    /// The checker checks everything.
-    Sweep,
 }
 
 #[derive(Debug)]

@@ -1,9 +1,10 @@
 //! Connections to machines, which answer, are slow, hang, lie, vanish and come back.
 
 use crate::{
+    action::{Action, MICRO, MILLI, SECOND},
     daemon::{Job, Message, WorkerState},
     migration,
-    simulation::{Action, MICRO, MILLI, SECOND, Simulation},
+    simulation::Simulation,
     world::{Device, Driver, Serial, Slot},
 };
 use vnuma_daemon::core::{

@@ -6,8 +6,8 @@ use crate::{
 };
 use std::collections::{BTreeMap, VecDeque};
 use vnuma_model::{
-    ApicId, CpuSet, GuestNode, GuestNodeId, HostNodeId, MemoryBacking, MigrationStatus, NumaPolicy,
-    PciAddress, Vcpu, VcpuLocation, VmDescription, VmDevice,
+    ApicId, BackingMapping, CpuSet, GuestNode, GuestNodeId, HostNodeId, MemoryBacking, MigrationStatus,
+    NumaPolicy, PciAddress, Vcpu, VcpuLocation, VmDescription, VmDevice,
 };
 use vnuma_policy::{Publication, world::StopReason};
 
@@ -15,6 +15,13 @@ use vnuma_policy::{Publication, world::StopReason};
 pub type Slot = usize;
 /// A machine, or a device. Never used twice.
 pub type Serial = u64;
+/// Memory of a guest node, bytes.
+pub const GUEST_NODE: u64 = 1 << 30;
+
+/// Where a machine has the memory of a guest node.
+pub fn mapping(id: GuestNodeId) -> BackingMapping {
+    BackingMapping { start: u64::from(id + 1) << 40, page_kib: 4 }
+}
 
 /// How a guest's driver treats a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,10 +136,10 @@ impl Machine {
     pub fn describe(&self) -> VmDescription {
         let node = |(id, node): (usize, &Node)| GuestNode {
             id: id as u32,
-            memory_bytes: crate::memory::GUEST_NODE,
+            memory_bytes: GUEST_NODE,
             memory: node.home.map(|home| MemoryBacking {
                 id: format!("ram{id}"),
-                size_bytes: crate::memory::GUEST_NODE,
+                size_bytes: GUEST_NODE,
                 policy: if node.bound { NumaPolicy::Bind } else { NumaPolicy::Default },
                 host_nodes: if node.bound { vec![home] } else { Vec::new() },
                 resident_kib: if node.bound {
@@ -140,7 +147,7 @@ impl Machine {
                 } else {
                     vec![(home, 900_000), (home ^ 1, 100_000)]
                 },
-                mapping: Some(crate::memory::mapping(id as u32)),
+                mapping: Some(mapping(id as u32)),
             }),
         };
         VmDescription {

@@ -13,10 +13,10 @@ const LONG: usize = 70;
 
 /// What is counted, and how much of it there may be. A commit that lowers a count lowers its limit.
 const LIMITS: [(&str, usize); 6] = [
-    ("circles of imports", 29),
+    ("circles of imports", 23),
     ("imports upwards", 0),
     ("fields of the daemon's Core", 14),
-    ("functions over 70 lines", 11),
+    ("functions over 70 lines", 9),
     ("lines of Rust outside tests", 118_200),
     ("lines of ARCHITECTURE.md", 200),
 ];

@@ -88,8 +88,7 @@ impl Hello {
             let expected = "at most hello.version_max";
             return Err(WireError::Value { field: "hello.version_min", value, expected });
         }
-        let node = below("hello.node", reader.u8("hello.node")?, NODE_LIMIT, "below 64")?;
-        let peer = below("hello.peer", reader.u8("hello.peer")?, NODE_LIMIT, "below 64")?;
+        let (node, peer) = (node("hello.node", &mut reader)?, node("hello.peer", &mut reader)?);
         let (lane, lanes) = (reader.u16("hello.lane")?, reader.u16("hello.lanes")?);
         if lane >= lanes {
             let expected = "below hello.lanes";
@@ -167,4 +166,9 @@ impl Refusal {
             .find(|refusal| *refusal as u8 == value)
             .ok_or(WireError::Value { field: "refusal", value: value.into(), expected: "a reason (1 to 6)" })
     }
+}
+
+/// The number of a node.
+pub(crate) fn node(field: &'static str, reader: &mut Reader<'_>) -> Result<u8, WireError> {
+    below(field, reader.u8(field)?, NODE_LIMIT, "below 64")
 }

@@ -13,6 +13,7 @@
 
 use crate::{
     error::WireError,
+    hello::node,
     reader::{Reader, at_most, flag},
 };
 
@@ -167,7 +168,7 @@ impl Membership {
     /// Reads what follows the number, which is one of [`FIRST`] to [`LAST`].
     pub(crate) fn decode(number: u8, reader: &mut Reader<'_>) -> Result<Self, WireError> {
         Ok(match number {
-            FIRST => Self::Suspect { node: crate::message::node("suspect.node", reader)? },
+            FIRST => Self::Suspect { node: node("suspect.node", reader)? },
             8 => {
                 let view = decode_view("accept.epoch", "accept.members", reader)?;
                 let round = reader.u8("accept.round")?;

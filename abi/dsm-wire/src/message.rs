@@ -19,7 +19,7 @@ use crate::{
     PAGE_SIZE,
     delta::Delta,
     error::WireError,
-    hello::NODE_LIMIT,
+    hello::{NODE_LIMIT, node},
     membership::{self, Membership},
     reader::{Reader, at_most, below},
 };
@@ -298,10 +298,6 @@ impl Message {
 fn page_only(kind: u8, page: u64, out: &mut Vec<u8>) {
     out.push(kind);
     out.extend(page.to_le_bytes());
-}
-
-pub(crate) fn node(field: &'static str, reader: &mut Reader<'_>) -> Result<u8, WireError> {
-    below(field, reader.u8(field)?, NODE_LIMIT, "below 64")
 }
 
 fn version(field: &'static str, reader: &mut Reader<'_>) -> Result<u64, WireError> {

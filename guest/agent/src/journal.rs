@@ -119,10 +119,20 @@ impl Change {
             Self::Group { path, .. } | Self::Unit { path, .. } if !group(path) => {
                 Some("not the path of a control group")
             }
-            Self::Unit { unit, .. } if !crate::act::systemd::is_unit(unit) => Some("not the name of a unit"),
+            Self::Unit { unit, .. } if !is_unit(unit) => Some("not the name of a unit"),
             _ => None,
         }
     }
+}
+
+/// Longest name of a unit, in bytes.
+const UNIT_NAME_LIMIT: usize = 255;
+
+/// Is this the name of a unit that has processes?
+pub fn is_unit(name: &str) -> bool {
+    let known = name.ends_with(".service") || name.ends_with(".scope");
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b":-_.\\@".contains(&byte);
+    known && name.len() <= UNIT_NAME_LIMIT && !name.starts_with(['-', '.']) && name.bytes().all(plain)
 }
 
 #[derive(Deserialize, Serialize)]

@@ -46,8 +46,10 @@
 
 #![forbid(unsafe_code)]
 
+mod config;
 mod convert;
 mod copies;
+mod error;
 mod happening;
 mod held;
 mod lanes;
@@ -59,9 +61,12 @@ mod stats;
 mod timers;
 mod touches;
 
+pub use config::Config;
 pub use convert::from_wire;
 pub use copies::Copies;
+pub use error::NodeError;
 pub use happening::Happening;
+#[doc(hidden)]
 pub use pages::Sabotage;
 pub use stats::{Faults, Found, Phases, Stats};
 pub use touches::Touch;
@@ -69,126 +74,13 @@ pub use touches::Touch;
 use shard::Shard;
 use shared::Shared;
 use std::{
-    io,
     sync::{Arc, Mutex, PoisonError},
     thread::JoinHandle,
     time::Duration,
 };
-use vnuma_abi_dsm_wire::Hello;
-use vnuma_coherence::{Managers, NodeId, NodeSet, Options};
-use vnuma_dsm_pager::{PageError, PagerError, Placement, Region};
+use vnuma_coherence::NodeId;
+use vnuma_dsm_pager::Region;
 use vnuma_dsm_transport::Lanes;
-
-/// What a node is.
-#[derive(Clone, Debug)]
-pub struct Config {
-    /// Its number, from 0.
-    pub node: u8,
-    /// How many numbers there are for nodes, at most 64.
-    pub nodes: u8,
-    /// Which of them are members: all, unless the DSM was started anew by those that were left.
-    pub members: NodeSet,
-    /// Who manages which page: the same on all nodes.
-    pub managers: Managers,
-    /// Switches of the protocol: the same on all nodes, or they refuse each other.
-    pub options: Options,
-    /// How long a thread polls before it sleeps. Polling takes a CPU from the threads of the program.
-    pub spin: Duration,
-    /// Where the threads run.
-    pub placement: Placement,
-    /// Whether [`Stats::touches`] lists each page that a thread waited for. That costs time and memory for each of them.
-    pub list_touches: bool,
-    /// A mistake on purpose: tests must find it.
-    pub sabotage: Sabotage,
-}
-
-impl Config {
-    /// Pages in equal ranges over the nodes; the default protocol; threads that sleep.
-    ///
-    /// # Panics
-    /// When there are no nodes, more than 64, fewer pages than nodes, or `node` is none of them.
-    pub fn new(node: u8, nodes: u8, pages: u64) -> Self {
-        assert!(node < nodes && usize::from(nodes) <= NodeId::LIMIT, "node {node} of {nodes}");
-        assert!(pages >= u64::from(nodes), "{pages} pages for {nodes} nodes");
-        let (each, more) = (pages / u64::from(nodes), pages % u64::from(nodes));
-        let range = |node: u8| (each + u64::from(u64::from(node) < more), NodeId(node));
-        let ranges: Vec<_> = (0..nodes).map(range).collect();
-        let managers = Managers::new(&ranges).expect("ranges with pages, of nodes below 64");
-        Self {
-            node,
-            nodes,
-            members: NodeSet::first(nodes.into()),
-            managers,
-            options: Options::default(),
-            spin: Duration::ZERO,
-            placement: Placement::Float,
-            list_touches: false,
-            sabotage: Sabotage::None,
-        }
-    }
-
-    /// What the lanes of this node say first; `cluster` and `incarnation` are to be filled in.
-    pub fn hello(&self, region: &Region) -> Hello {
-        Hello {
-            lanes: u16::try_from(region.shards()).unwrap_or(u16::MAX),
-            switches: self.options.switches(),
-            pages: region.pages(),
-            stripe_pages: u32::try_from(region.stripe_pages()).unwrap_or(u32::MAX),
-            ..Hello::new(self.node, self.node)
-        }
-    }
-}
-
-/// Why a node cannot start, or go on.
-#[derive(Debug, thiserror::Error)]
-pub enum NodeError {
-    /// The configuration does not fit.
-    #[error("{field}: {value}, expected {expected}")]
-    Config {
-        /// The field.
-        field: &'static str,
-        /// Its value.
-        value: u64,
-        /// What is needed.
-        expected: u64,
-    },
-    /// A page could not be changed.
-    #[error(transparent)]
-    Page(#[from] PageError),
-    /// The region cannot be served.
-    #[error(transparent)]
-    Pager(#[from] PagerError),
-    /// The system refused.
-    #[error("{call}: {source}")]
-    System {
-        /// What was called.
-        call: &'static str,
-        /// What it said.
-        source: io::Error,
-    },
-    /// A cut is not complete, and cannot be.
-    #[error("cut {number}: {reason}")]
-    Cut {
-        /// The cut.
-        number: u64,
-        /// Why.
-        reason: &'static str,
-    },
-    /// What came with a page is not what the protocol expects.
-    #[error("page {page}: {detail}")]
-    Contents {
-        /// The page.
-        page: u64,
-        /// What is wrong.
-        detail: &'static str,
-    },
-}
-
-impl NodeError {
-    fn system(call: &'static str) -> impl FnOnce(nix::Error) -> Self {
-        move |error| Self::System { call, source: error.into() }
-    }
-}
 
 /// A node that runs.
 #[derive(Debug)]

@@ -434,7 +434,7 @@ fn what_x86_forbids_is_not_seen() {
 #[test]
 fn a_copy_that_outlives_its_invalidation_is_found() {
     for sabotage in [Sabotage::LateInvalidation, Sabotage::SkipInvalidation] {
-        let change = |config: &mut vnuma_dsm_node::Config| config.sabotage = sabotage;
+        let change = |config: &mut vnuma_dsm_node::Config| config.sabotage(sabotage);
         let Some(nodes) = cluster(NODES, PAGES, Transport::Shm, change) else { return };
         let begin = Instant::now();
         let mut turn = 0;

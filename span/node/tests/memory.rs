@@ -181,7 +181,7 @@ fn refused(words: Words, page: u64) {
 fn a_panic_of_a_shard_is_an_error_and_not_a_wait() {
     let change = |config: &mut Config| {
         if config.node == 0 {
-            config.sabotage = Sabotage::Panic { page: 0 };
+            config.sabotage(Sabotage::Panic { page: 0 });
         }
     };
     let Some(nodes) = cluster(3, PAGES, Transport::Shm, change) else { return };
@@ -224,7 +224,7 @@ fn a_page_of_a_node_that_has_failed_does_not_come_back() {
     let change = |config: &mut Config| {
         config.options.hold_ns = hold.as_nanos() as u64;
         if config.node == 0 {
-            config.sabotage = Sabotage::Panic { page: 0 };
+            config.sabotage(Sabotage::Panic { page: 0 });
         }
     };
     let Some(nodes) = cluster(3, PAGES, Transport::Shm, change) else { return };

@@ -1,6 +1,6 @@
-//! What can go wrong.
+//! What can go wrong with a region.
 
-use crate::{PAGE_SIZE, PageState};
+use crate::PAGE_SIZE;
 use nix::errno::Errno;
 use std::io;
 
@@ -77,47 +77,4 @@ impl PagerError {
     pub(crate) fn system(call: &'static str, error: Errno) -> Self {
         Self::System { call, source: error.into() }
     }
-}
-
-/// Why the state of a page was not changed.
-#[derive(Debug, thiserror::Error)]
-pub enum PageError {
-    /// There is no such page.
-    #[error("page {page} is outside the region, which has {pages} pages")]
-    Outside {
-        /// The page.
-        page: u64,
-        /// How many there are.
-        pages: u64,
-    },
-    /// The page is not in a state that this can be done in. Nothing was changed.
-    #[error("page {page} cannot be {act}: it is {state}")]
-    State {
-        /// The page.
-        page: u64,
-        /// What was asked for.
-        act: &'static str,
-        /// What it is.
-        state: PageState,
-    },
-    /// Device code holds the page. Nothing was changed; it can be tried again when the pin is gone.
-    #[error("page {page} cannot be {act}: it is pinned {pins} times")]
-    Pinned {
-        /// The page.
-        page: u64,
-        /// What was asked for.
-        act: &'static str,
-        /// How many pins there are.
-        pins: u16,
-    },
-    /// The system refused. The page is as it was before, or further from the guest's reach.
-    #[error("page {page}: {call}: {source}")]
-    System {
-        /// The page.
-        page: u64,
-        /// The system call.
-        call: &'static str,
-        /// What it said.
-        source: io::Error,
-    },
 }

@@ -18,11 +18,11 @@ mod serve;
 mod state;
 mod uffd;
 
-pub use error::{PageError, PagerError};
+pub use error::PagerError;
 pub use fault::{Cause, Fault};
 pub use region::{Features, Options, Page, Pin, Region};
 pub use serve::{Follower, Handler, Placement, Served, Server, serve};
-pub use state::{Access, PageState};
+pub use state::{Access, PageError, PageState};
 
 /// Bytes of a page.
 pub const PAGE_SIZE: usize = 4096;

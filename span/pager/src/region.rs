@@ -15,10 +15,10 @@
 use crate::{
     Access, Fault, PAGE_SIZE, PageState,
     awaited::Awaited,
-    error::{PageError, PagerError},
+    error::PagerError,
     fault::{self, MESSAGE},
     memory::Memory,
-    state::{Locked, States},
+    state::{Locked, PageError, States},
     uffd::{Userfault, feature},
 };
 use nix::{errno::Errno, sys::mman::MmapAdvise};
@@ -172,13 +172,6 @@ impl Region {
     /// The state of a page at this moment.
     pub fn state(&self, page: u64) -> Result<PageState, PageError> {
         self.states.get(page)
-    }
-
-    /// Pages that a guest may have written since they came here: candidates for a second copy, and what a VMM with a log of
-    /// dirty pages looks at.
-    pub fn writable_pages(&self) -> impl Iterator<Item = u64> + '_ {
-        let writable = |page: &u64| self.states.get(*page).is_ok_and(|state| state == PageState::ReadWrite);
-        (0..self.pages()).filter(writable)
     }
 
     /// Becomes readable when [`Self::read_faults`] has something.

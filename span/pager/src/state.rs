@@ -13,9 +13,8 @@
 //!
 //! One word for each page: the state, a lock bit for the few system calls of a change, and the number of pins.
 
-use crate::error::PageError;
 use std::{
-    fmt,
+    fmt, io,
     sync::atomic::{AtomicU16, Ordering},
 };
 
@@ -78,6 +77,49 @@ pub enum Access {
     Read,
     /// Store, or load and store.
     Write,
+}
+
+/// Why the state of a page was not changed.
+#[derive(Debug, thiserror::Error)]
+pub enum PageError {
+    /// There is no such page.
+    #[error("page {page} is outside the region, which has {pages} pages")]
+    Outside {
+        /// The page.
+        page: u64,
+        /// How many there are.
+        pages: u64,
+    },
+    /// The page is not in a state that this can be done in. Nothing was changed.
+    #[error("page {page} cannot be {act}: it is {state}")]
+    State {
+        /// The page.
+        page: u64,
+        /// What was asked for.
+        act: &'static str,
+        /// What it is.
+        state: PageState,
+    },
+    /// Device code holds the page. Nothing was changed; it can be tried again when the pin is gone.
+    #[error("page {page} cannot be {act}: it is pinned {pins} times")]
+    Pinned {
+        /// The page.
+        page: u64,
+        /// What was asked for.
+        act: &'static str,
+        /// How many pins there are.
+        pins: u16,
+    },
+    /// The system refused. The page is as it was before, or further from the guest's reach.
+    #[error("page {page}: {call}: {source}")]
+    System {
+        /// The page.
+        page: u64,
+        /// The system call.
+        call: &'static str,
+        /// What it said.
+        source: io::Error,
+    },
 }
 
 const STATE: u16 = 0b11;

@@ -101,12 +101,6 @@ impl GuestEnd {
         self.ring()
     }
 
-    /// Says how many PCI devices have come or gone.
-    pub fn count_devices(&self, changes: u64) -> io::Result<()> {
-        self.store(offset_of!(Guest, device_changes), changes)?;
-        self.ring()
-    }
-
     /// Changes the area without signalling it.
     pub fn store_acknowledged(&self, generation: u64) -> io::Result<()> {
         self.store(offset_of!(Guest, acknowledged), generation)

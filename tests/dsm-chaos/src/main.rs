@@ -71,7 +71,7 @@ fn run(arguments: &Arguments) -> Result<()> {
     let others: BTreeMap<_, _> = others.filter(|(node, _)| *node != number).collect();
     let mut config = Config::new(number, nodes, PAGES);
     if arguments.skip_invalidations {
-        config.sabotage = Sabotage::SkipInvalidation;
+        config.sabotage(Sabotage::SkipInvalidation);
     }
     let complain = |error| eprintln!("node {number}: {error}");
     let lanes = mesh(&listener, &others, &config.hello(&region), limits(), complain)?;

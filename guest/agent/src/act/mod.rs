@@ -53,11 +53,6 @@ impl System {
         Self { root: root.to_owned(), systemd: systemd::running(root) }
     }
 
-    /// One with another systemd, or none.
-    pub fn with_systemd(root: &Path, systemd: Option<Box<dyn Systemd>>) -> Self {
-        Self { root: root.to_owned(), systemd }
-    }
-
     fn online(&self) -> CpuSet {
         let list = files::text(&self.root.join("sys/devices/system/cpu/online"));
         list.and_then(|list| list.parse().ok()).unwrap_or_default()

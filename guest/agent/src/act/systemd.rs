@@ -1,7 +1,7 @@
 //! Units of systemd. Control groups of units are systemd's to write, so it is asked to.
 
 use super::Undone;
-use crate::journal::Change;
+use crate::journal::{Change, is_unit};
 use std::{
     fs,
     io::Read,
@@ -17,8 +17,6 @@ const MEMS: &str = "AllowedMemoryNodes";
 /// systemd answers at once unless it is stuck.
 const LIMIT: Duration = Duration::from_secs(20);
 const ANSWER_LIMIT: u64 = 64 * 1024;
-/// Longest name of a unit.
-const NAME_LIMIT: usize = 255;
 /// Where it keeps properties that were set until the next boot; the second is for units that have been made at run time.
 const DROP_INS: [&str; 2] = ["run/systemd/system.control", "run/systemd/transient"];
 
@@ -32,13 +30,6 @@ pub trait Systemd {
     fn drop_ins(&self, unit: &str) -> Vec<String>;
     /// Removes the files of properties that have been set until the next boot, but for these.
     fn tidy(&self, unit: &str, but: &[String]) -> Result<(), String>;
-}
-
-/// Is this the name of a unit that has processes?
-pub fn is_unit(name: &str) -> bool {
-    let known = name.ends_with(".service") || name.ends_with(".scope");
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b":-_.\\@".contains(&byte);
-    known && name.len() <= NAME_LIMIT && !name.starts_with(['-', '.']) && name.bytes().all(plain)
 }
 
 /// The unit of the system whose control group this is. Groups below a unit belong to whom the unit delegates them to, such as

@@ -1,22 +1,8 @@
 //! Is a process heavy on I/O, and which node is its device's?
 
-use super::{Device, NodeId, Process};
+use super::{Device, Evidence, NodeId, Process};
 use crate::rules::{Choice, Rules};
 use std::collections::{BTreeMap, BTreeSet};
-
-/// What shows that a process is heavy on I/O.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Evidence {
-    /// It runs code of a library that talks to devices past the kernel.
-    Library(String),
-    /// It has a file open through which it drives devices.
-    File {
-        /// The file.
-        path: String,
-        /// Addresses of the devices behind it.
-        devices: BTreeSet<String>,
-    },
-}
 
 /// What was found.
 #[derive(Clone, Debug, PartialEq, Eq)]

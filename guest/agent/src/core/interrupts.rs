@@ -4,23 +4,10 @@
 //! to all of the node's. Somebody who sets it after that knows why, or is irqbalance: it is left to them for as long as this
 //! process runs.
 
-use super::Snapshot;
+use super::{Interrupt, Snapshot};
 use crate::rules::KeepInterrupts;
 use std::collections::{BTreeMap, BTreeSet};
 use vnuma_model::CpuSet;
-
-/// An interrupt of a device.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Interrupt {
-    /// The kernel's number.
-    pub irq: u32,
-    /// Address of the device.
-    pub device: String,
-    /// What handles it, as its driver calls that: `eth0-TxRx-0`.
-    pub name: String,
-    /// CPUs that may handle it.
-    pub cpus: CpuSet,
-}
 
 /// What is to be done with an interrupt.
 #[derive(Clone, Debug, PartialEq, Eq)]
