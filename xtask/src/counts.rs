@@ -1,7 +1,7 @@
 //! Counts of the tree that show whether its structure holds, and their limits. Nothing is built or run for them.
 
 mod imports;
-mod source;
+pub(crate) mod source;
 
 use crate::{layers, steps::workspace};
 use anyhow::{Context, Result};

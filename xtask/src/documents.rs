@@ -3,6 +3,9 @@
 //!
 //! Each check takes texts and returns what is wrong, so that the tests can also give it broken ones.
 
+#[cfg(test)]
+mod readmes;
+
 use crate::steps::workspace;
 use std::{collections::BTreeSet, fs, process::Command};
 

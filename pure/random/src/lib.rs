@@ -1,4 +1,6 @@
-//! Numbers from a seed.
+//! Numbers from a seed: for samples, simulations and tests.
+
+#![forbid(unsafe_code)]
 
 use std::ops::Range;
 
@@ -31,9 +33,14 @@ impl Rng {
         self.number() % 1000 < per_mille
     }
 
-    /// An index below `len`.
+    /// An index below `len`; 0 if that is 0.
     pub fn index(&mut self, len: usize) -> usize {
         (self.number() % len.max(1) as u64) as usize
+    }
+
+    /// From 0 to 1, without 1.
+    pub fn share(&mut self) -> f64 {
+        (self.number() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
     /// One of these.
