@@ -9,6 +9,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use vnuma_model::CpuSet;
+use vnuma_random::Rng;
 use vnuma_scenario::{home_nodes, vcpu_threads};
 
 #[derive(clap::Args)]
@@ -41,14 +42,14 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     ensure!(vcpus > 0, "a VM has no vCPU threads");
     // vCPU -> position of the node it was put on last; unknown at first.
     let mut places: Vec<Option<usize>> = vec![None; vcpus];
-    let mut random = SplitMix64(arguments.seed);
+    let mut random = Rng::new(arguments.seed);
     let end = Instant::now() + Duration::from_secs(arguments.seconds);
     let mut next = Instant::now();
     while next < end {
         std::thread::sleep(next.saturating_duration_since(Instant::now()));
-        let vcpu = random.below(vcpus);
+        let vcpu = random.index(vcpus);
         let target = other_than(places[vcpu], nodes.len(), &mut random);
-        let balancer = random.below(BALANCER_SHARE as usize) == 0 && !arguments.without_load;
+        let balancer = random.index(BALANCER_SHARE as usize) == 0 && !arguments.without_load;
         let load = match places[vcpu].filter(|_| balancer) {
             Some(from) => {
                 let both: CpuSet = nodes[from].iter().chain(nodes[target].iter()).collect();
@@ -78,10 +79,10 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-fn other_than(place: Option<usize>, nodes: usize, random: &mut SplitMix64) -> usize {
+fn other_than(place: Option<usize>, nodes: usize, random: &mut Rng) -> usize {
     match place {
-        Some(place) => (place + 1 + random.below(nodes - 1)) % nodes,
-        None => random.below(nodes),
+        Some(place) => (place + 1 + random.index(nodes - 1)) % nodes,
+        None => random.index(nodes),
     }
 }
 
@@ -118,30 +119,13 @@ impl Drop for Load {
     }
 }
 
-/// The generator of the same name (Steele, Lea, Flood: "Fast splittable pseudorandom number generators").
-struct SplitMix64(u64);
-
-impl SplitMix64 {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut value = self.0;
-        value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        value ^ (value >> 31)
-    }
-
-    fn below(&mut self, bound: usize) -> usize {
-        (self.next() % bound as u64) as usize
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn a_move_always_leads_to_another_node() {
-        let mut random = SplitMix64(7);
+        let mut random = Rng::new(7);
         let mut seen = [false; 4];
         for step in 0..1000 {
             let place = step % 4;

@@ -1,9 +1,9 @@
 //! Faults put in on purpose, between the core and everything else: a core that had them would be found.
 
-use crate::rng::Rng;
 use std::collections::BTreeMap;
 use vnuma_daemon::core::event::{Ask, Command, Event, Report};
 use vnuma_policy::{Publication, SettlePolicy, world::VmId};
+use vnuma_random::Rng;
 
 /// What a buggy core would do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]

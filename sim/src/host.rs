@@ -1,7 +1,7 @@
 //! The simulated host: nodes, CPUs and distances, which change.
 
-use crate::rng::Rng;
 use vnuma_model::{CpuId, CpuSet, DistanceMatrix, HostNode, HostNodeId, HostTopology, PciDevice};
+use vnuma_random::Rng;
 
 /// Nodes with all of them there.
 pub const NODES: u32 = 8;

@@ -23,7 +23,6 @@ pub mod host;
 mod memory;
 mod migration;
 mod policy;
-pub mod rng;
 mod shell;
 pub mod simulation;
 pub mod truth;

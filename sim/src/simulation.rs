@@ -5,7 +5,6 @@ use crate::{
     checker::{Checker, Violation},
     daemon::{Daemon, Message},
     faults::{Fault, Saboteur},
-    rng::Rng,
     world::{Serial, Slot, World},
 };
 use std::{
@@ -23,6 +22,7 @@ use vnuma_policy::{
     scheduling::Policy,
     world::{ConnectionId, RequestId},
 };
+use vnuma_random::Rng;
 
 /// Messages that wait for the daemon before location events are lost. Smaller than the real one, so that it happens.
 const INBOX: usize = 512;

@@ -1,15 +1,13 @@
 //! The simulated truth: machines, their threads and their guests. A daemon sees of it what the simulated shell shows it.
 
-use crate::{
-    host::{self, CPUS_PER_NODE, Host, NODES},
-    rng::Rng,
-};
+use crate::host::{self, CPUS_PER_NODE, Host, NODES};
 use std::collections::{BTreeMap, VecDeque};
 use vnuma_model::{
     ApicId, BackingMapping, CpuSet, GuestNode, GuestNodeId, HostNodeId, MemoryBacking, MigrationStatus,
     NumaPolicy, PciAddress, Vcpu, VcpuLocation, VmDescription, VmDevice,
 };
 use vnuma_policy::{Publication, world::StopReason};
+use vnuma_random::Rng;
 
 /// A handle's place in the list of all handles.
 pub type Slot = usize;

@@ -19,6 +19,7 @@ use std::{
     },
 };
 use vnuma_model::{HostNodeId, PageKind};
+use vnuma_random::Rng;
 
 /// A page of the smallest size, bytes.
 pub const BASE_PAGE: u64 = 4096;
@@ -56,21 +57,13 @@ pub fn choose_addresses(start: u64, bytes: u64, page: u64, most: u64, seed: u64)
     if pages <= most {
         return (0..pages).map(|at| start + at * page).collect();
     }
-    let mut state = seed;
+    let mut random = Rng::new(seed);
     let bound = |part: u64| (u128::from(part) * u128::from(pages) / u128::from(most)) as u64;
     let choose = |part: u64| {
         let (first, end) = (bound(part), bound(part + 1));
-        start + (first + next_random(&mut state) % (end - first)) * page
+        start + (first + random.number() % (end - first)) * page
     };
     (0..most).map(choose).collect()
-}
-
-/// SplitMix64.
-fn next_random(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mixed = (*state ^ (*state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    mixed ^ (mixed >> 31)
 }
 
 /// Looks at these addresses of the process behind `pidfd` (whose number is `pid`).

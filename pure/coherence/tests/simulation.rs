@@ -10,26 +10,7 @@ use common::{Broken, Cluster, check, lost_for_nothing, managers};
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
 use vnuma_coherence::{Command, Event, NodeId, NodeSet, Options, PageId};
-
-/// SplitMix64 (Steele, Lea, Flood 2014).
-struct Rng(u64);
-
-impl Rng {
-    fn number(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    fn below(&mut self, limit: usize) -> usize {
-        (self.number() % limit.max(1) as u64) as usize
-    }
-
-    fn chance(&mut self, per_mille: u64) -> bool {
-        self.number() % 1000 < per_mille
-    }
-}
+use vnuma_random::Rng;
 
 /// What a run is about.
 #[derive(Clone, Copy, Debug)]
@@ -83,9 +64,9 @@ impl Simulation {
         let mut cluster =
             Cluster::new(setup.nodes, &managers(setup.nodes, setup.pages as u64), setup.options);
         cluster.broken = setup.broken;
-        let mut rng = Rng(seed);
+        let mut rng = Rng::new(seed);
         let thread =
-            |rng: &mut Rng| Thread { left: setup.accesses, waits: None, page: rng.below(setup.pages) };
+            |rng: &mut Rng| Thread { left: setup.accesses, waits: None, page: rng.index(setup.pages) };
         let threads = (0..setup.nodes).map(|_| thread(&mut rng)).collect();
         let speed = (0..setup.nodes * setup.nodes).map(|_| if rng.chance(100) { 50 } else { 1000 }).collect();
         Self {
@@ -172,13 +153,13 @@ impl Simulation {
         if !self.rng.number().is_multiple_of(until / 3 + 1) {
             return;
         }
-        let node = self.rng.below(nodes);
-        match self.rng.below(4) {
+        let node = self.rng.index(nodes);
+        match self.rng.index(4) {
             0 if self.cluster.dead.iter().filter(|dead| **dead).count() * 4 < nodes => {
                 self.cluster.kill(node);
                 self.suspicions.extend((0..nodes).map(|other| (other, node)));
             }
-            1 => self.suspicions.push((self.rng.below(nodes), node)),
+            1 => self.suspicions.push((self.rng.index(nodes), node)),
             2 => {
                 let side = NodeSet::from_bits(self.rng.number() & self.rng.number());
                 for pair in 0..nodes * nodes {
@@ -190,7 +171,7 @@ impl Simulation {
                 }
             }
             _ => {
-                let pair = self.rng.below(nodes * nodes);
+                let pair = self.rng.index(nodes * nodes);
                 self.speed[pair] = 1 + self.rng.number() % 1000;
             }
         }
@@ -213,7 +194,7 @@ impl Simulation {
     /// One thing happens. False if nothing can.
     fn act(&mut self) -> bool {
         if !self.suspicions.is_empty() && self.rng.chance(300) {
-            let at = self.rng.below(self.suspicions.len());
+            let at = self.rng.index(self.suspicions.len());
             let (node, suspect) = self.suspicions.swap_remove(at);
             if self.runs(node) && node != suspect {
                 self.event(node, Event::Suspect { node: NodeId(suspect as u8) });
@@ -233,7 +214,7 @@ impl Simulation {
         if ready.is_empty() {
             return false;
         }
-        let (from, to) = ready[self.rng.below(ready.len())];
+        let (from, to) = ready[self.rng.index(ready.len())];
         if self.rng.chance(self.speed[from * nodes + to]) {
             let commands = self.cluster.deliver(from, to, self.now);
             self.note(to, &commands);
@@ -265,17 +246,17 @@ impl Simulation {
 
     /// A thread goes on.
     fn thread(&mut self) -> bool {
-        let first = self.rng.below(self.setup.nodes);
+        let first = self.rng.index(self.setup.nodes);
         for node in (first..self.setup.nodes).chain(0..first) {
             let Thread { left, waits, page } = self.threads[node];
             let ready = waits.is_none_or(|(page, _)| self.cluster.memory[node][page].woken);
             if left == 0 || !ready || !self.runs(node) {
                 continue;
             }
-            let (page, write) = waits.unwrap_or_else(|| match self.rng.below(4) {
+            let (page, write) = waits.unwrap_or_else(|| match self.rng.index(4) {
                 0 => ((page + 1) % self.setup.pages, false),
                 1 => (page, true),
-                _ => (self.rng.below(self.setup.pages), self.rng.chance(400)),
+                _ => (self.rng.index(self.setup.pages), self.rng.chance(400)),
             });
             self.attempt(node, page, write, waits.is_some());
             return true;

@@ -23,6 +23,7 @@ use vnuma_dsm_chaos::{History, Kind, PAGES, Record, value};
 use vnuma_dsm_node::{Config, Happening, Node, Sabotage};
 use vnuma_dsm_pager::{Options as Memory, PAGE_SIZE, Region};
 use vnuma_dsm_transport::{Limits, Listener, Place, mesh};
+use vnuma_random::Rng;
 
 #[derive(Parser)]
 struct Arguments {
@@ -123,13 +124,8 @@ fn work(arguments: &Arguments, node: &Node, nodes: u8) -> Result<()> {
     let (from, to) = nix::unistd::pipe()?;
     let probe = Probe { from, to };
     let mut history = History::create(&arguments.history).context("the history")?;
-    let mut random = arguments.seed << 8 | u64::from(arguments.node) << 1 | 1;
-    let mut next = |below: u64| {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        (random >> 20) % below
-    };
+    let mut random = Rng::new(arguments.seed << 8 | u64::from(arguments.node));
+    let mut next = |below: u64| random.within(0..below);
     let mut sequences = BTreeMap::new();
     let begin = Instant::now();
     let base = node.region().guest().as_ptr() as usize;

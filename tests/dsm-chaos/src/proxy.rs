@@ -12,6 +12,7 @@ use std::{
     thread,
     time::Duration,
 };
+use vnuma_random::Rng;
 
 /// What becomes of bytes that come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,7 +150,7 @@ fn pump(mut from: TcpStream, mut to: TcpStream, told: &Told) -> io::Result<()> {
     outcome
 }
 
-fn pass(bytes: &mut [u8], to: &mut TcpStream, told: &Told, random: &mut Option<u64>) -> io::Result<()> {
+fn pass(bytes: &mut [u8], to: &mut TcpStream, told: &Told, random: &mut Option<Rng>) -> io::Result<()> {
     let mut rest = bytes;
     loop {
         match told.conduct() {
@@ -167,14 +168,8 @@ fn pass(bytes: &mut [u8], to: &mut TcpStream, told: &Told, random: &mut Option<u
             }
             Conduct::Garbage { seed } => {
                 // Also when nothing came: who sends garbage does not wait to be asked.
-                let state = random.get_or_insert(seed | 1);
-                let mut garbage = [0; 256];
-                for byte in &mut garbage {
-                    *state ^= *state << 13;
-                    *state ^= *state >> 7;
-                    *state ^= *state << 17;
-                    *byte = *state as u8;
-                }
+                let random = random.get_or_insert_with(|| Rng::new(seed));
+                let garbage: [u8; 256] = std::array::from_fn(|_| random.number() as u8);
                 return to.write_all(&garbage);
             }
         }

@@ -24,6 +24,7 @@ use std::{
 };
 use vnuma_dsm_chaos::{Conduct, History, Proxy, Record, check};
 use vnuma_dsm_transport::Reserved;
+use vnuma_random::Rng;
 
 /// Nothing here takes longer unless it hangs.
 const HANG: Duration = Duration::from_secs(60);
@@ -61,13 +62,8 @@ struct Plan {
 }
 
 fn plan(seed: u64) -> Plan {
-    let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut next = |below: u64| {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        (random >> 24) % below
-    };
+    let mut random = Rng::new(seed);
+    let mut next = |below: u64| random.within(0..below);
     let nodes = 3 + next(3) as usize;
     let victim = next(nodes as u64) as usize;
     Plan {

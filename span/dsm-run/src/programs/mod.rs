@@ -326,10 +326,7 @@ fn fits(size: usize, most: usize, what: &str) -> Result<(), String> {
 
 /// Numbers that look random and are the same everywhere.
 fn mix(seed: u64) -> u64 {
-    let mut value = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    value = (value ^ value >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    value = (value ^ value >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    value ^ value >> 31
+    vnuma_random::Rng::new(seed).number()
 }
 
 impl Task {
