@@ -27,7 +27,7 @@ use crate::{
 /// Most notices in a message.
 pub const NOTICE_LIMIT: usize = 1024;
 
-/// The highest version of a content: nobody gets there by writing.
+/// The highest version of a content: no program writes a page so often.
 pub const VERSION_MOST: u64 = 1 << 62;
 /// The highest value of [`Grant::migratory`].
 pub const MIGRATORY_MOST: u8 = 3;

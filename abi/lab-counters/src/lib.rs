@@ -1,5 +1,5 @@
 //! Rust mirror of `include/vnuma/lab_counters.h`, the counters of the lab's emulated server.
-//! `tests/layout.rs` compares the two; the meaning of the fields is told in the header.
+//! `tests/layout.rs` compares the two; the header explains the fields.
 
 #![forbid(unsafe_code)]
 #![no_std]

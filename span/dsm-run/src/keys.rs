@@ -17,7 +17,7 @@ fn files(directory: &Path, node: u8) -> [PathBuf; 2] {
     ["certificate", "key"].map(|what| directory.join(format!("node-{node}.{what}.der")))
 }
 
-/// Writes the keys of all nodes into a directory that nobody else can read. The authority's own key is not kept.
+/// Writes the keys of all nodes into a directory that only this user can read. The authority's own key is not kept.
 pub fn make(directory: &Path, nodes: u8) -> Result<()> {
     let mut params = CertificateParams::new(Vec::new())?;
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);

@@ -28,7 +28,7 @@ use vnuma_dsm_transport::{Limits, Listener, Place, mesh};
 /// Shards of a node, each with a thread.
 const SHARDS: usize = 2;
 
-/// How long a node that is alone on its host serves the others after its program has ended, as nobody tells it when theirs have.
+/// How long a node that is alone on its host serves the others after its program has ended, as no message says when theirs have.
 const LINGER: Duration = Duration::from_secs(2);
 
 /// What the main thread waits for.
@@ -164,7 +164,7 @@ impl Run<'_> {
             let address = region.guest().as_ptr() as usize;
             let mut shared =
                 Shared::new(address, pages, place, members.len(), abandoned).with_region(&region);
-            // The node keeps it. A region that nobody needs any more lets go of a thread that waits for one of its pages.
+            // The node keeps it. A region that is not needed any more releases a thread that waits for one of its pages.
             drop(region);
             if let Some((copies, told)) = copies {
                 let cut = shared.highest(copies.newest());
@@ -266,7 +266,7 @@ fn cut(node: &Node, number: u8) -> Result<bool, String> {
 struct Anew<'a> {
     generation: u32,
     sender: &'a Sender<Event>,
-    /// It was told that this generation is over.
+    /// It knows that this generation is over.
     over: &'a AtomicBool,
 }
 

@@ -162,7 +162,7 @@ pub enum Part {
     UpgradeWithoutData,
     /// A page that is read and then written in turn is handed over at the read
     Migratory,
-    /// Nodes that had a page are told who gets it next
+    /// Tell nodes that had a page who gets it next
     TellOwners,
     /// Differences instead of pages
     Deltas,

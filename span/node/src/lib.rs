@@ -4,7 +4,7 @@
 //! machine of the protocol for the shard's pages. Frames of a lane arrive in order, which is the order per peer that the
 //! protocol asks for, and shards share nothing but who is suspected. So there are no locks.
 //!
-//! The threads of a program use [`Region::guest`]. What happens besides is told as [`Happening`].
+//! The threads of a program use [`Region::guest`]. Everything else is reported as [`Happening`].
 //!
 //! # Example
 //!
@@ -158,23 +158,23 @@ impl Node {
         self.shared.sent()
     }
 
-    /// What was done until now is not told by [`Self::stop`], as what a program does before it begins. Once only.
+    /// [`Self::stop`] does not count what was done until now, such as a program's preparations. Once only.
     pub fn begin(&self) {
         self.shared.forget();
     }
 
-    /// What was told until now.
+    /// What has happened until now.
     pub fn happenings(&self) -> Vec<Happening> {
         self.shared.told()
     }
 
-    /// Leaves, and tells what was done. No thread may use the memory any more, and no other node may need what only this
+    /// Leaves, and returns what was done. No thread may use the memory any more, and no other node may need what only this
     /// one has.
     pub fn stop(self) -> Stats {
         self.leave()
     }
 
-    /// As [`Self::stop`], of a node that others still hold. What it has done is told once.
+    /// As [`Self::stop`], of a node that others still hold. Only the first call returns what it has done.
     pub fn leave(&self) -> Stats {
         self.shared.leave();
         self.copies.over("this node has left");

@@ -204,7 +204,7 @@ impl Pages {
         Ok(())
     }
 
-    /// As [`Self::poison`], but waits for nobody.
+    /// As [`Self::poison`], but does not wait.
     pub fn poison_unless_pinned(&mut self, page: u64) -> Result<(), NodeError> {
         self.settle(page)?;
         self.region.poison(page)?;

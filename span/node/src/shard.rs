@@ -59,7 +59,7 @@ pub(crate) struct Shard {
     begin: Instant,
     spin: Duration,
     place: Follower,
-    /// Whom the protocol was told to suspect, one bit for each node.
+    /// Nodes that the protocol suspects, one bit for each.
     suspected: u64,
     members: NodeSet,
     pending: HashMap<u64, Pending>,
@@ -76,7 +76,7 @@ pub(crate) struct Shard {
     saving: Saving,
     commands: Vec<Command>,
     outgoing: Outgoing,
-    /// What nobody waits for: it is sent after everything else.
+    /// Frames that no thread waits for: they are sent after all others.
     late: Vec<(NodeId, Frame)>,
     /// The grant that is being looked at, until its contents were used.
     current: Option<(PageId, Contents)>,
@@ -219,7 +219,7 @@ impl Shard {
             others.push(region.shard_fd(self.index));
         }
         let late = self.pages.sabotage != Sabotage::None && self.pages.settle_late()?;
-        // Nobody tells when device code lets go of a page.
+        // There is no event when device code lets go of a page.
         let waits = !self.held.is_empty() || !self.aside.is_empty() || !self.held_back.is_empty();
         let timeout = if late || waits { Duration::from_millis(1) } else { TICK };
         let poll = |source| NodeError::System { call: "poll", source };
@@ -411,7 +411,7 @@ impl Shard {
         if let Some((page, contents)) = self.current.take()
             && self.protocol.early() > early
         {
-            // Those of a membership that was not to be are nobody's.
+            // Those of a membership that did not come into force count for nothing.
             self.stash.retain(|(of, ..)| *of == epoch);
             if self.stash.len() < STASH {
                 self.stash.push((epoch, page, contents));
@@ -543,7 +543,7 @@ impl Shard {
                 let (field, page) = self.named.unwrap_or(("message", PageId(0)));
                 let text = format!("{field} {}: {}", page.0, protest(reason));
                 match reason {
-                    // A node that was excluded, and does not know it yet, is told so by the protocol.
+                    // The protocol tells an excluded node so if it does not know yet.
                     Protest::NoMember if !self.members.contains(peer) => {}
                     _ => self.protest(peer, text),
                 }

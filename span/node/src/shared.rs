@@ -21,13 +21,13 @@ pub(crate) struct Shared {
     halted: AtomicBool,
     /// The threads end.
     leaving: AtomicBool,
-    /// What was done before is not to be told.
+    /// What was done before is not counted.
     forgotten: AtomicBool,
     /// Wakes each thread.
     wakes: Vec<EventFd>,
     /// Messages and bytes of all shards.
     sent: [AtomicU64; 2],
-    /// The membership in force in each shard, and the one that was told last.
+    /// The membership in force in each shard, and the one that was reported last.
     views: Mutex<(Vec<NodeSet>, NodeSet)>,
     told: Mutex<Vec<Happening>>,
     tell: Tell,
@@ -39,7 +39,7 @@ impl fmt::Debug for Shared {
     }
 }
 
-/// What is told, and remembered, of each kind: a peer can cause any number of lost pages, and must not hide by them that this node
+/// What is reported, and remembered, of each kind: a peer can cause any number of lost pages, and must not hide by them that this node
 /// has stopped.
 const TOLD: usize = 1024;
 
@@ -84,7 +84,7 @@ impl Shared {
         self.suspects.load(Ordering::Relaxed)
     }
 
-    /// A membership is in force in a shard. It is told once it is in force in all of them: who acts on it may end this node, and
+    /// A membership is in force in a shard. It is reported once it is in force in all of them: the receiver may end this node, and
     /// the other members would take that for a second loss while one of their shards still agrees on the first.
     pub fn agreed(&self, shard: usize, members: NodeSet) {
         let mut views = self.views.lock().unwrap_or_else(PoisonError::into_inner);
@@ -136,7 +136,7 @@ impl Shared {
         self.leaving.load(Ordering::Relaxed)
     }
 
-    /// Tells what no other shard has told.
+    /// Reports what no other shard has reported.
     pub fn tell(&self, happening: Happening) {
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         let same = |other: &&Happening| discriminant(*other) == discriminant(&happening);
@@ -157,7 +157,7 @@ mod tests {
     use std::sync::Arc;
     use vnuma_coherence::StopReason;
 
-    /// A program that is not told that its node has stopped goes on.
+    /// A program that does not learn that its node has stopped goes on.
     #[test]
     fn what_ends_a_node_is_told_after_any_number_of_lost_pages() {
         let heard = Arc::new(Mutex::new(Vec::new()));

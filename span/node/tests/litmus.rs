@@ -32,7 +32,7 @@ enum Op {
 }
 use Op::{Fence, Load, Store, Swap};
 
-/// Registers of a run. Nobody looks at the last of them.
+/// Registers of a run. The last one is not looked at.
 const REGISTERS: usize = 6;
 type Values = [u64; REGISTERS];
 

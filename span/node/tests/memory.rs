@@ -48,7 +48,7 @@ fn count_together(transport: Transport, nodes: u8, options: Options) -> Option<S
         for round in 0..ROUNDS {
             for page in [0, PAGES - 1] {
                 words.at(page, 0).fetch_add(1, SeqCst);
-                // Each in a word of its own, which nobody else may change.
+                // Each in a word of its own, which no other thread changes.
                 let own = words.at(page, 1 + index).load(SeqCst);
                 assert_eq!(own, round, "node {index} page {page}");
                 words.at(page, 1 + index).store(round + 1, SeqCst);
@@ -675,7 +675,7 @@ fn a_node_that_one_shard_excludes_is_suspected_by_all() {
         lanes[1].get_mut(&0).expect("a lane").receive(take).expect("frames");
         thread::sleep(std::time::Duration::from_millis(1));
     }
-    // Who is told may end this node, and its second shard has not agreed yet.
+    // The receiver may end this node, and its second shard has not agreed yet.
     let members = |happening: &Happening| matches!(happening, Happening::Members { .. });
     assert!(!node.happenings().iter().any(members), "{:?}", node.happenings());
     agree(&mut lanes, 1);

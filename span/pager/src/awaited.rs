@@ -16,7 +16,7 @@ pub(crate) type Asked = Arc<OnceLock<Result<(), TooMany>>>;
 /// Those of a region.
 #[derive(Debug, Default)]
 pub(crate) struct Awaited {
-    /// So that pages for which nobody waits cost no lock.
+    /// So that pages for which no thread waits cost no lock.
     count: AtomicUsize,
     pins: Mutex<Vec<(u64, Access, Asked)>>,
 }
@@ -41,7 +41,7 @@ impl Awaited {
         pins.retain(|(page, access, asked)| {
             let now = *page == locked.page && locked.state.allows(*access);
             if now {
-                // Nobody else sets it.
+                // No other thread sets it.
                 let _ = asked.set(locked.pin());
             }
             !now

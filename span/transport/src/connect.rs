@@ -1,7 +1,7 @@
 //! Making connections.
 //!
 //! Of two nodes, the one with the higher number dials. Whoever listens serves each caller in a thread of its own until the
-//! handshake is done, so that one that says nothing, or garbage, keeps nobody else waiting.
+//! handshake is done, so that one that says nothing, or garbage, does not delay others.
 
 use crate::{
     error::{Fault, Peer, TransportError},
@@ -27,11 +27,11 @@ use vnuma_abi_dsm_wire::{Body, Hello, Refusal};
 /// Where a node listens.
 #[derive(Clone, Debug)]
 pub enum Place {
-    /// TCP without TLS: only for networks that nobody else is on, and for measurements.
+    /// TCP without TLS: only for networks without other users, and for measurements.
     Tcp(SocketAddr),
     /// TLS on TCP.
     Tls(SocketAddr, Identity),
-    /// RDMA: an IPv4 address that an RDMA device has. Only for networks that nobody else is on.
+    /// RDMA: an IPv4 address that an RDMA device has. Only for networks without other users.
     Rdma(SocketAddr),
     /// Shared memory within a host: the path of a socket. Its directory decides who may connect.
     Shm(PathBuf),
@@ -59,7 +59,7 @@ fn unknown(address: impl std::fmt::Display) -> Peer {
     Peer { node: None, lane: 0, address: address.to_string() }
 }
 
-/// Addresses of sockets of the file system are not told by the system.
+/// The system does not report addresses of sockets of the file system.
 fn local(path: &Path) -> String {
     format!("shm {}", path.display())
 }

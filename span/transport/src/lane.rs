@@ -380,7 +380,7 @@ impl Lane {
         self.partial = None;
         if let Some(number) = answer {
             match self.send(&Body::Pong(number), header.epoch) {
-                // Who asks while it takes no answers is told of that soon enough.
+                // A peer that asks and takes no answers learns of it soon enough.
                 Ok(()) | Err(TransportError { fault: Fault::Full { .. }, .. }) => {}
                 Err(error) => return Err(error.fault),
             }

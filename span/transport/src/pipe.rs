@@ -53,7 +53,7 @@ pub trait Pipe: Send {
     }
 }
 
-/// TCP as it is: neither secret nor authenticated. For networks that nobody else is on.
+/// TCP as it is: neither secret nor authenticated. For networks without other users.
 #[derive(Debug)]
 pub struct TcpPipe {
     stream: TcpStream,

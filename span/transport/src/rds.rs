@@ -14,8 +14,8 @@
 //!                ◀──▶ END
 //! ```
 //!
-//! A call to a host on which nobody listens yet is lost, so it is repeated. A process that ends without END, or a host that
-//! does, is found by its silence. Nothing is secret or authenticated: for networks that nobody else is on.
+//! A call to a host on which no process listens yet is lost, so it is repeated. A process that ends without END, or a host that
+//! does, is found by its silence. Nothing is secret or authenticated: for networks without other users.
 
 use crate::pipe::Pipe;
 use nix::{

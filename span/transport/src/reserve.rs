@@ -1,4 +1,4 @@
-//! Ports that nobody else gets before a node listens on them.
+//! Ports that no other process gets before a node listens on them.
 //!
 //! A port that was free a moment ago can be taken meanwhile: any program's next connection has a port of the system's choice, and nodes
 //! that wait for each other connect again and again. A socket that is bound to the port keeps the system from choosing it, and lets a

@@ -249,7 +249,7 @@ fn a_caller_without_tls() {
     assert!(zero.is_ok() && one.is_ok(), "the next caller is served");
 }
 
-/// A peer that begins a handshake of TLS, or not even that, keeps nobody waiting for longer than one without TLS.
+/// A peer that begins a handshake of TLS, or not even that, delays others no longer than one without TLS.
 #[test]
 fn a_handshake_of_tls_that_goes_no_further() {
     let meeting = Meeting::new(Transport::Tls);

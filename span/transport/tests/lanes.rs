@@ -97,7 +97,7 @@ fn posted_frames_wait_until_they_are_given_on() {
     }
 }
 
-/// The answer comes from a thread that sleeps, and goes to one that does: nobody misses being woken.
+/// The answer comes from a sleeping thread and goes to another one: no wake-up is lost.
 #[test]
 fn who_sleeps_is_woken() {
     for transport in all() {
@@ -410,7 +410,7 @@ fn a_silent_peer_is_asked_and_then_given_up() {
     for transport in all() {
         let limits = Limits { silence: Duration::from_millis(300), ..Limits::default() };
         let (mut zero, mut one) = pair(transport, limits);
-        // Nobody sends anything of his own, and both answer.
+        // Neither sends anything unasked, and both answer.
         let start = Instant::now();
         let quiet = |_: &mut [&mut vnuma_dsm_transport::Lane]| start.elapsed() > Duration::from_millis(1000);
         run(&mut [&mut zero, &mut one], |_, _| panic!("nothing for the protocol"), quiet).expect("alive");

@@ -42,7 +42,7 @@ pub fn pagerank(shared: &Shared, count: usize) -> Result<(), String> {
     if first == 0 {
         shared.part(count).for_each(|vertex| shared.store(start(0) + vertex, begin.to_bits()));
     }
-    // Before all have read where to begin, nobody may come to the next cut and change it.
+    // No node may come to the next cut and change it before all have read where to begin.
     shared.barrier();
     for iteration in first..ITERATIONS {
         let (from, to) = (start(iteration % 2), start((iteration + 1) % 2));

@@ -208,7 +208,7 @@ fn device(region: &Region, stop: &AtomicBool) -> Result<u64, String> {
     Ok(pins)
 }
 
-/// Starts a thread that tells how it has ended. A thread that fails leaves others waiting at a barrier, so nobody joins them.
+/// Starts a thread that reports how it has ended. A thread that fails leaves others waiting at a barrier, so they are not joined.
 fn start(
     ended: &Sender<Result<Ended, String>>,
     work: impl FnOnce() -> Result<Ended, String> + Send + 'static,

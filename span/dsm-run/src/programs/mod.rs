@@ -232,7 +232,7 @@ impl Shared {
         }
         self.barrier();
         if self.load(DUE) == reached {
-            // What the others have read of it is theirs, and nobody writes before all have come here.
+            // What the others have read of it is theirs, and no node writes before all have come here.
             self.barrier();
             if !cut()? {
                 return self.await_the_end();

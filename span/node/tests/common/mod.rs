@@ -121,7 +121,7 @@ impl Words {
     }
 }
 
-/// Waits until it is told.
+/// Waits until it is reported.
 pub fn told(node: &Node, what: impl Fn(&Happening) -> bool) -> Happening {
     let begin = Instant::now();
     loop {
