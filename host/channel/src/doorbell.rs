@@ -54,7 +54,7 @@ const COMPLETIONS: usize = 32;
 #[derive(Debug)]
 pub(crate) struct Doorbells {
     context: Mutex<Context>,
-    /// An empty file that nobody else has: no one can make its reads wait.
+    /// An empty file of this process alone: no other one can make its reads wait.
     empty: OwnedFd,
 }
 

@@ -79,7 +79,7 @@ impl Wakeups {
             }
         }
         if came(TIMER) {
-            // Stops it from being readable. Nobody else has it, so it is not blocking.
+            // Stops it from being readable. No other thread reads it, so this does not block.
             self.timer.unset()?;
             self.left = 1;
             self.arm(doorbell)?;

@@ -12,7 +12,7 @@
 //! | memfd | holes punched into it | a store finds a page of zeros and fills what it writes; a reader refuses the rest: tested. If the commit limit is strict (`vm.overcommit_memory=2`) and reached, the new page needs memory that the kernel keeps for `CAP_SYS_ADMIN` |
 //! | memfd | content, guest's area included | never an index, a size or a decision; a generation counts only if it is outstanding: tested |
 //! | memfd | flags, file position | only mappings are used: tested |
-//! | memfd | locks, leases, owner, mode | nothing is opened or locked after it was made; they bind nobody who has it open: tested |
+//! | memfd | locks, leases, owner, mode | nothing is opened or locked after it was made; they do not affect processes that have it open: tested |
 //! | socket | everything | QEMU has the other end, which is another open file; this end is never read or written after the messages |
 //!
 //! The epoll instance, the timer and the file whose reads signal eventfds are never shared.

@@ -58,7 +58,7 @@ fn the_right_one_of_several_is_taken_over_and_goes_on() {
     }
 }
 
-/// The guest could write everything while nobody served the channel, and goes on doing so.
+/// The guest could write everything while the channel was not served, and goes on doing so.
 #[test]
 fn any_content_is_taken_over() {
     let distances = DistanceMatrix::new(vec![vec![10]]).expect("square");

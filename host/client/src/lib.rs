@@ -38,7 +38,7 @@ const ANSWER_LIMIT: usize = 256 << 20;
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Nobody listens at the socket.
+    /// No process listens at the socket.
     #[error("cannot reach vnumad at {}: {source}", socket.display())]
     Unreachable {
         /// The socket.
@@ -149,7 +149,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// Nobody listens, or not for this user.
+    /// No process listens, or this user may not connect.
     pub async fn connect(&self) -> Result<Connection, Error> {
         let stream = UnixStream::connect(&self.socket).await.map_err(|source| {
             let socket = self.socket.clone();

@@ -15,7 +15,7 @@
 //! Nothing is opened, and nothing costs anything, until somebody opens the counters of a thread.
 //!
 //! The counters go on with their thread from CPU to CPU and count what it does in the guest as well as what the host's
-//! kernel does for it: a guest's kernel is not told apart from its programs.
+//! kernel does for it: a guest's kernel and its programs are counted together.
 //!
 //! Beside that, [samples](ThreadSamples) of accesses with their physical addresses say where a thread's memory is. They are off
 //! unless an operator asks for them, as each costs an interrupt.

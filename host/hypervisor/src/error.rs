@@ -298,7 +298,7 @@ impl VmError {
         matches!(self, Self::NoGreeting { .. } | Self::Timeout { .. } | Self::NoAnswer { .. })
     }
 
-    /// Nobody listens there: a killed VM left the socket, or the VM has not started yet.
+    /// No process listens there: a killed VM left the socket, or the VM has not started yet.
     pub fn nobody_listening(&self) -> bool {
         use std::io::ErrorKind::{ConnectionRefused, NotFound};
         matches!(self, Self::Connect { source, .. } if matches!(source.kind(), ConnectionRefused | NotFound))

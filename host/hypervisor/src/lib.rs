@@ -178,7 +178,7 @@ pub trait VmConnection: Send {
     /// Is the device plugged? If not, removes what is left of an attach that was cut short.
     fn tidy_channel(&mut self) -> Result<bool, VmError>;
     /// May its device be connected to nobody, as it came along from another host or was there when its process was started? Then it is
-    /// unplugged and plugged anew, where nobody serves it.
+    /// unplugged and plugged anew, where it is not served.
     fn gets_channel_anew(&self) -> bool {
         false
     }
@@ -220,7 +220,7 @@ pub trait VmConnection: Send {
     fn event_fd(&self) -> BorrowedFd<'_>;
 }
 
-/// A VM that can be told to go to another host.
+/// A VM that can migrate to another host.
 pub trait Migrates {
     /// Is it marked to be attached as soon as its guest runs?
     fn is_marked(&mut self) -> Result<bool, VmError>;

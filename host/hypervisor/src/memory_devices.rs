@@ -1,6 +1,6 @@
 //! virtio-mem devices: memory of guest nodes that is plugged and unplugged while the VM runs.
 //!
-//! QEMU is told how much its guest is to have (`requested-size`), and says how much it has (`size`). The guest's driver does the rest,
+//! vnumad sets how much a guest is to have (`requested-size`), and QEMU reports how much it has (`size`). The guest's driver does the rest,
 //! or not: nothing here waits for it.
 
 use crate::{

@@ -31,7 +31,7 @@ pub(crate) fn begin(client: &mut Client, destination: &str, post_copy: bool) -> 
     let capabilities = MigrateSetCapabilities::of(&[("return-path", true), ("postcopy-ram", post_copy)]);
     loop {
         match client.execute(&capabilities) {
-            // To be told twice does no harm.
+            // A second order does no harm.
             Err(VmError::Timeout { .. }) if client.has_time() => {}
             Err(error) => return Err(error),
             Ok(_) => break,
@@ -125,7 +125,7 @@ pub(crate) fn mark(client: &mut Client, wanted: bool) -> Result<(), VmError> {
     };
     loop {
         match act(client) {
-            // To be told twice does no harm: the second time it is refused.
+            // A second order does no harm: it is refused.
             Err(VmError::Timeout { .. }) if client.has_time() => {}
             // It is so already.
             Err(VmError::Refused { .. }) if is_marked(client)? == wanted => break,

@@ -55,7 +55,7 @@ pub(crate) struct Wire {
 }
 
 impl Wire {
-    /// Connects without ever waiting: the queue of a listener that nobody serves is soon full.
+    /// Connects without ever waiting: the queue of a listener that does not accept is soon full.
     pub(crate) fn connect(path: &Path) -> io::Result<Self> {
         let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
         let socket = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;

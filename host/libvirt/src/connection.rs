@@ -389,7 +389,7 @@ impl Drop for Opened {
         let events = std::mem::take(&mut self.events);
         let close = move || {
             let raw = raw;
-            // SAFETY: nobody else has this connection any more. What was registered is given back first, as it keeps the connection.
+            // SAFETY: no other thread has this connection any more. What was registered is given back first, as it keeps the connection.
             unsafe {
                 for id in events {
                     (library.api.deregister_event)(raw.0, id);

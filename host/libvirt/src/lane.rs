@@ -39,7 +39,7 @@ pub(crate) struct TimedOut {
 #[derive(Debug)]
 pub(crate) struct Lane {
     jobs: SyncSender<Job>,
-    /// Signalled when a call returns that nobody waits for any more.
+    /// Signalled when a call returns after its caller has stopped waiting.
     late: Arc<EventFd>,
 }
 
@@ -127,7 +127,7 @@ mod tests {
         let (ran, runs) = mpsc::channel();
         let queued = ran.clone();
         assert_eq!(lane.run(MOMENT, move || queued.send(1)), Err(TimedOut { begun: false }));
-        // The queue is full of a job that nobody wants any more; a further one is refused at once.
+        // The queue is full of a job whose caller has stopped waiting; a further one is refused at once.
         assert_eq!(lane.run(HANG, move || ran.send(2)), Err(TimedOut { begun: false }));
         drop(release);
         let mut wait = [PollFd::new(late.as_fd(), PollFlags::POLLIN)];

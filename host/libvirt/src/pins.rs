@@ -279,7 +279,7 @@ impl DomainXml {
 
     /// What is to be noted where a pin has come to be what it was to be, if something is.
     pub fn settled_pins(&self) -> Option<BTreeMap<u32, OwnPin>> {
-        // One that is as before may be about to change: a call that nobody waits for any more goes on.
+        // One that is as before may be about to change: a call goes on after its caller has stopped waiting.
         let settled = |vcpu: u32, own: &OwnPin| !own.before.is_empty() && self.pin(vcpu) == Some(&own.set);
         if !self.own_pins.iter().any(|(vcpu, own)| settled(*vcpu, own)) {
             return None;

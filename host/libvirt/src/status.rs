@@ -50,7 +50,7 @@ pub enum StatusError {
         /// The system's error.
         source: io::Error,
     },
-    /// It belongs to nobody who may write it.
+    /// Its owner is not one that may write it.
     #[error("{file}: it belongs to user {uid}, not to {}", writers(*.daemon))]
     Owner {
         /// The file.

@@ -54,7 +54,7 @@ fn main() -> ExitCode {
 fn start(host: &HostTopology, prefer: Prefer) -> Outcome<(LocationWatcher, Receiver<LocationEvent>)> {
     let (send, events) = mpsc::channel();
     let watcher = LocationWatcher::start(host, prefer, POLL_INTERVAL, move |event| {
-        // Fails once nobody listens any more.
+        // Fails once the receiver is gone.
         let _ = send.send(event);
     })?;
     Ok((watcher, events))

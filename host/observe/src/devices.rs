@@ -72,7 +72,7 @@ pub fn device_file(file: &OpenFile, info: impl Fn() -> String) -> Option<DeviceF
         return Some(DeviceFile::VfioDevice(device.to_owned()));
     }
     if let Some(group) = name.strip_prefix("vfio/") {
-        // Without an IOMMU, if the kernel was told to do that.
+        // Without an IOMMU, if the kernel is configured so.
         return number(group.strip_prefix("noiommu-").unwrap_or(group))
             .and_then(|group| u32::try_from(group).ok())
             .map(DeviceFile::VfioGroup);

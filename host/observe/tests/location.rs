@@ -34,7 +34,7 @@ fn two_cpus() -> (u32, u32) {
     (cpus[0], cpus[1])
 }
 
-/// A thread that moves itself to the CPUs it is told and says so, until told no more.
+/// A thread that moves itself to the CPUs that it receives, and answers, until the channel is closed.
 struct Mover {
     tid: i32,
     moves: Option<mpsc::Sender<Vec<u32>>>,

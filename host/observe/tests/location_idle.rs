@@ -57,7 +57,7 @@ fn idle_for_a_second(prefer: Prefer, name: &str, watch: bool) -> (u64, usize) {
     assert_eq!(blocked | OF_LIBC, BLOCKABLE, "{name} takes signals of the process");
     thread::sleep(Duration::from_millis(300));
     let before = sleeps_of(name);
-    // Threads that nobody watches are migrated and end meanwhile.
+    // Meanwhile other threads, which are not watched, are migrated and end.
     for _ in 0..100 {
         thread::spawn(|| thread::sleep(Duration::from_millis(5))).join().unwrap();
         Command::new("true").status().unwrap();

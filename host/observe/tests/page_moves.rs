@@ -35,7 +35,7 @@ impl Holes {
 
 impl Drop for Holes {
     fn drop(&mut self) {
-        // SAFETY: the mapping is whole, and nobody refers to it.
+        // SAFETY: the mapping is whole, and there is no reference to it.
         unsafe { libc::munmap(self.0, Self::LENGTH) };
     }
 }

@@ -195,7 +195,7 @@ fn caches_whose_lists_leave_out_their_own_cpu() {
     let map = |cpu: u32, text: &str| {
         fixture.write(&format!("{CPU}/cpu{cpu}/cache/index3/shared_cpu_map"), text.as_bytes());
     };
-    // By the mask; by neither, as on CPUs just plugged; shared by nobody, as on Itanium; the same, and no core is told.
+    // By the mask; by neither, as on CPUs just plugged; shared by no CPU, as on Itanium; the same, and no core is listed.
     for (cpu, list, mask) in [(0, "4-5\n", "3\n"), (2, "0\n", "1\n"), (4, "\n", "0\n"), (6, "", "0\n")] {
         fixture.cache(cpu, 3, "3", "Unified", list);
         map(cpu, mask);

@@ -148,7 +148,7 @@ fn threads_are_as_their_files_say() {
     let mut tids: Vec<i32> = threads.iter().map(|thread| thread.tid).collect();
     tids.insert(1, i32::MAX);
     tids.push(-1);
-    // One that has told its number still has to come to where it sleeps.
+    // After it has sent its number it does not sleep yet.
     until(|| threads.iter().all(|thread| is_asleep(thread.tid)).then_some(()));
     let times = || tids.iter().map(|&tid| procfs::read_cpu_times(pid(), tid).ok()).collect::<Vec<_>>();
     let (readings, times) = until(|| {
@@ -173,7 +173,7 @@ fn threads_are_as_their_files_say() {
     let shown: Vec<_> = readings.iter().flatten().rev().take(2).collect();
     assert_eq!((shown[0].policy, shown[1].allowed.to_string()), (1, "0".to_owned()));
     let ended = threads.remove(0).tid;
-    // Who waits for its end is told a little before it is gone.
+    // A join returns a little before the thread is gone.
     until(|| (read(&mut reader, &[ended]) == [None]).then_some(()));
 }
 

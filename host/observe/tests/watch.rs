@@ -18,7 +18,7 @@ const INTERVAL: Duration = Duration::from_millis(100);
 fn write(root: &Path, path: &str, text: &str) {
     let path = root.join(path);
     fs::create_dir_all(path.parent().unwrap()).unwrap();
-    // Replaced in one step: nobody reads half of it.
+    // Replaced in one step: no reader sees half of it.
     let new = path.with_extension("new");
     fs::write(&new, text).unwrap();
     fs::rename(new, path).unwrap();

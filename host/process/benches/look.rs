@@ -38,7 +38,7 @@ fn looks(criterion: &mut Criterion) {
     let all: Vec<Vec<u64>> =
         (0..LOOKS).map(|seed| choose_addresses(start, TIB, PAGE, SAMPLES, seed)).collect();
     for address in all.iter().flatten() {
-        // SAFETY: inside of the mapping, which is writable, and nobody refers to it.
+        // SAFETY: inside of the mapping, which is writable, and there is no reference to it.
         unsafe { *(*address as *mut u8) = 1 };
     }
     if let Err(error) = sample_pages(pidfd.as_fd(), pid, &all[0]) {

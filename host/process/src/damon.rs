@@ -10,7 +10,7 @@
 //! the size of the process. Nothing is left when a watch ends, and nothing runs before the next one.
 //!
 //! All users of these files share them. Whoever has made a kernel thread of DAMON's (`kdamond`) there keeps it: nothing is
-//! watched then. Ours has a mark, so that one that was left by a process that was killed can be told from others and removed:
+//! watched then. Ours has a mark, so that one that a killed process has left is recognised and removed:
 //! an interval that these operations never use ([`MARK`]). One that was left before it got its mark, within the first two files
 //! that are written, is taken for somebody else's.
 
@@ -28,7 +28,7 @@ use vnuma_model::WatchedRegion;
 const FILES: &str = "sys/kernel/mm/damon/admin/kdamonds";
 /// Modules that may have DAMON for themselves.
 const ALONE: [&str; 3] = ["damon_stat", "damon_reclaim", "damon_lru_sort"];
-/// `update_us` of our kdamond: some 33 minutes, which nobody would choose. Regions that are given are never updated.
+/// `update_us` of our kdamond: about 33 minutes, an unlikely choice for others. Regions that are given are never updated.
 const MARK: u64 = 1_986_949_741;
 /// Between two looks. A page that is accessed at least so often that a move pays (three times a second) is found accessed by
 /// most series of [`LOOKS`].
@@ -256,7 +256,7 @@ impl<T: Tree> Damon<T> {
         text.split_ascii_whitespace().next()?.parse().ok()
     }
 
-    /// Who lets nobody else use it.
+    /// The holder, which excludes all others.
     fn who(&self) -> String {
         let is_on = |module: &&str| {
             let enabled = self.tree.read(&format!("sys/module/{module}/parameters/enabled"));

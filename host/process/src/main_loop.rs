@@ -1,5 +1,5 @@
 //! What the main thread of a QEMU does, from `/proc`. Only this thread answers the monitor, so a QEMU that is blocked
-//! there (storage that does not answer, a pipe that nobody reads) is silent though it runs.
+//! there (storage that does not answer, a pipe without a reader) is silent though it runs.
 
 use crate::{
     procfs::{self, ProcError},

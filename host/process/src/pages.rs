@@ -141,7 +141,7 @@ mod tests {
 
     impl Drop for Memory {
         fn drop(&mut self) {
-            // SAFETY: the mapping is whole, and nobody refers to it any more.
+            // SAFETY: the mapping is whole, and there is no reference to it any more.
             unsafe { libc::munmap(self.0.cast(), self.1 * PAGE) };
         }
     }

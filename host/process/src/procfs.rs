@@ -25,7 +25,7 @@ pub const STATUS_LIMIT: u64 = 64 * 1024;
 /// `cgroup` has a line for each hierarchy, some 15 with cgroup v1, each with a path of at most 4096 bytes.
 const CGROUP_LIMIT: u64 = 64 * 1024;
 
-/// `fdinfo` has a few lines; that of an eventpoll has one for each file, which nobody here asks for.
+/// `fdinfo` has a few lines; that of an eventpoll has one for each file, which is not needed here.
 const FILE_INFO_LIMIT: u64 = 4096;
 
 /// CPUs that a kernel of today can have (`NR_CPUS`).

@@ -1,4 +1,4 @@
-//! What a QEMU was told by its command line.
+//! The command line of a QEMU.
 
 use crate::procfs;
 

@@ -226,7 +226,7 @@ mod tests {
         }
 
         fn touch(&self, offset: u64) {
-            // SAFETY: inside of the mapping, which is writable, and nobody refers to it.
+            // SAFETY: inside of the mapping, which is writable, and there is no reference to it.
             unsafe { *((self.start + offset) as *mut u8) = 1 };
         }
 
@@ -238,7 +238,7 @@ mod tests {
 
     impl Drop for Memory {
         fn drop(&mut self) {
-            // SAFETY: the mapping is whole, and nobody refers to it any more.
+            // SAFETY: the mapping is whole, and there is no reference to it any more.
             unsafe { libc::munmap(self.mapped, self.length) };
         }
     }
@@ -297,7 +297,7 @@ mod tests {
         // SAFETY: the name is a string of C.
         let file = unsafe { libc::memfd_create(c"sample".as_ptr(), libc::MFD_CLOEXEC) };
         assert!(file >= 0);
-        // SAFETY: the call has just made this descriptor, and nobody else knows it.
+        // SAFETY: the call has just made this descriptor, and nothing else owns it.
         let file = unsafe { File::from_raw_fd(file) };
         file.set_len(BASE_PAGE).expect("a page");
         let map = || {
@@ -319,7 +319,7 @@ mod tests {
         let second = map();
         assert_eq!((alone, is_shared(first)), (false, Some(true)));
         for at in [first, second] {
-            // SAFETY: a mapping of this test, which nobody refers to any more.
+            // SAFETY: a mapping of this test, to which there is no reference any more.
             unsafe { libc::munmap(at, 4096) };
         }
     }

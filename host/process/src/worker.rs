@@ -184,7 +184,7 @@ impl<J> fmt::Debug for Worker<J> {
 }
 
 impl<J> Worker<J> {
-    /// Nobody waits for its end.
+    /// Its end is not waited for.
     pub fn detached(mut self) -> Self {
         drop(self.thread.take());
         self

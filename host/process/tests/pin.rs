@@ -14,7 +14,7 @@ fn pidfd_of(pid: i32) -> OwnedFd {
     // SAFETY: takes numbers and returns a new descriptor or an error.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
     assert!(fd >= 0, "pidfd_open: {}", io::Error::last_os_error());
-    // SAFETY: the descriptor is new and nobody else's.
+    // SAFETY: the descriptor is new, and nothing else owns it.
     unsafe { OwnedFd::from_raw_fd(i32::try_from(fd).unwrap()) }
 }
 

@@ -158,7 +158,7 @@ fn header(arguments: &Arguments) -> Header {
         assignment_size: size_of::<Assignment>() as u32,
         full: arguments.full.into(),
         steal: STEAL_PRESSURE,
-        // Nobody starts two in the same nanosecond.
+        // Two do not start in the same nanosecond.
         instance: now.as_nanos() as u64,
         heartbeat_ns: 0,
         keep_ns: arguments.keep_s * 1_000_000_000,

@@ -77,7 +77,7 @@ pub fn text(placed: &Placed, format: Format) -> String {
     plain_lines(&vnuma_placement::print::text(&placed.reservation.placement, format))
 }
 
-/// What is told beside the placement.
+/// What is shown beside the placement.
 pub fn told(placed: &Placed, explain: bool) -> String {
     let Reserved { id, waits_ms, placement, .. } = &placed.reservation;
     let arithmetic = if explain { plain_lines(&placed.explanation.to_string()) } else { String::new() };

@@ -15,7 +15,7 @@ pub const HEADER: &str = "{\"vnuma_recording\":1}";
 /// Longest line: a period of a host with 65536 vCPUs and 64 nodes is shorter.
 pub const LINE_LIMIT: usize = 256 << 20;
 
-/// Without a period for so long the operator is told why there may be none.
+/// After so long without a period vnumactl says why there may be none.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Records until it is interrupted, or for so many periods.

@@ -40,7 +40,7 @@ const LARGEST: u16 = 1000;
 /// Least time between two pictures.
 const LEAST_PAUSE: Duration = Duration::from_millis(250);
 
-/// Shows all vCPUs until it is interrupted; once, if that is wanted or nobody looks.
+/// Shows all vCPUs until it is interrupted; once, if that is wanted or the output is no terminal.
 pub async fn run(client: &Client, json: bool, once: bool) -> Result<(), Failure> {
     let mut out = io::stdout();
     if once || json || !out.is_terminal() {

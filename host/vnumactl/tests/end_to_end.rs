@@ -467,7 +467,7 @@ fn a_recording_is_replayed_by_another_policy() {
     let recorded = std::fs::read_to_string(&path).expect("a recording");
     assert_eq!((recorded.lines().next(), recorded.lines().count()), (Some("{\"vnuma_recording\":1}"), 4));
     host.fails(&["record", file], 1, &format!("{file}: File exists"));
-    // Nobody needs vnumad for a replay.
+    // A replay does not need vnumad.
     let replay = |policy: &str| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_vnumactl"));
         let arguments = ["--socket", "/nonexistent/v.sock", "--json", "replay", file, "--policy", policy];

@@ -142,7 +142,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
             _ = interrupt.recv() => {}
         }
     };
-    // Nobody who starts vnumad without a manager should have to clean the environment for it.
+    // vnumad also starts where a variable of another manager is left in the environment.
     let manager = Notifier::from_environment().unwrap_or_else(|error| {
         tracing::warn!(%error, "the service manager is told nothing");
         Notifier::default()

@@ -139,7 +139,7 @@ fn a_manager_hears_when_it_serves_and_when_it_stops() {
     assert!(service.vnumad.wait().expect("ended").success());
 }
 
-/// Only the loop itself says that it turns: not the API's thread, nor another one.
+/// Only the core's thread feeds the watchdog: not the API's thread, nor another one.
 #[test]
 fn a_loop_that_stands_still_is_noticed() {
     let service = Service::start(None);

@@ -113,7 +113,7 @@ impl LibvirtConnection {
         let socket = handshake.path().to_string_lossy().into_owned();
         let device = device_xml(&socket, bus, along);
         let plugged = self.domain.attach_device(&device, HOTPLUG);
-        // A child that has not served by now is told to end, so that QEMU cannot connect to it later.
+        // A child that has not served by now gets the order to end, so that QEMU cannot connect to it later.
         let served = handshake.end();
         match plugged {
             Ok(()) if served => Ok(()),

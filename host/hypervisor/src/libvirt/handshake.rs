@@ -67,7 +67,7 @@ use vnuma_process::{
 /// How long a child waits for QEMU. Longer than an attach may take.
 pub(super) const LIMIT: Duration = Duration::from_secs(30);
 
-/// How long it is waited for a child that has been told to end, which it does at once if QEMU has read everything or nothing.
+/// How long a child may take to end after the order. It ends at once if QEMU has read everything or nothing.
 const END_LIMIT: Duration = Duration::from_secs(1);
 
 /// How soon a child looks again whether everything was read, milliseconds: at first, and at most. A QEMU that reads nothing keeps
@@ -162,7 +162,7 @@ impl Handshake {
         !matches!(self.finish(), Some(CANCELLED | TIMED_OUT | FAILED))
     }
 
-    /// The exit code of the child, which is told to end if it still waits.
+    /// The exit code of the child, which gets the order to end if it still waits.
     fn finish(&mut self) -> Option<i32> {
         if !self.common {
             // A file that is gone is no error, and one that stays is replaced by the next attach.
@@ -194,7 +194,7 @@ impl Drop for Handshake {
     }
 }
 
-/// Makes a directory that everybody can pass through, and nobody list.
+/// Makes a directory that everybody can pass through, and only its owner can list.
 pub(super) fn make_directory(directory: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o711).create(directory)?;
     // The umask of this process may have taken rights away.
@@ -287,7 +287,7 @@ pub(super) fn messages(server: &OwnedFd) -> io::Result<Vec<Message>> {
             Err(Errno::EAGAIN) => return Ok(messages),
             other => other?,
         };
-        // Its other end is closed, as nobody serves the channel.
+        // Its other end is closed, as the channel is not served.
         if received.bytes == 0 {
             return Ok(messages);
         }
@@ -319,7 +319,7 @@ fn listen_for(path: &Path, pid: i32) -> io::Result<OwnedFd> {
     Ok(listener)
 }
 
-/// A socket with this path, which nobody else has then.
+/// A socket with this path, which no other process has then.
 pub(super) fn bind_to(path: &Path, mode: u32) -> io::Result<OwnedFd> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -434,7 +434,7 @@ fn serve(ends: &Ends, pid: i32, keep: &[RawFd], batches: &mut [Batch], limit_ms:
             if process_of(peer) == pid {
                 break (send_all(peer, &mut batches[0].headers), peer);
             }
-            // Nobody else is sent what is meant for that process.
+            // No other process gets what is meant for that one.
             spares += 1;
             let sent = match batches.get_mut(spares) {
                 Some(spare) => send_all(peer, &mut spare.headers) == SERVED,
@@ -455,7 +455,7 @@ fn serve(ends: &Ends, pid: i32, keep: &[RawFd], batches: &mut [Batch], limit_ms:
         if code == SERVED {
             await_read(qemu, i64::MAX);
         }
-        // The parent is told at once, whatever others do.
+        // The parent knows at once, whatever others do.
         if held > 0 && libc::fork() == 0 {
             let until = now_ms() + OTHERS_MS;
             others[..held].iter().for_each(|&peer| await_read(peer, until));
@@ -464,7 +464,7 @@ fn serve(ends: &Ends, pid: i32, keep: &[RawFd], batches: &mut [Batch], limit_ms:
     }
 }
 
-/// Tells a QEMU that it is given no channel. False if it could not be told.
+/// Tells a QEMU that it gets no channel. False if the message could not be sent.
 ///
 /// # Safety
 /// None beyond that of a system call.
@@ -509,7 +509,7 @@ unsafe fn await_read(peer: RawFd, until: i64) {
             if wait.revents & (libc::POLLHUP | libc::POLLERR) != 0 {
                 return;
             }
-            // It has written something, which nobody reads: the poll does not wait any more.
+            // It has written something that is not read: the poll does not wait any more.
             // SAFETY: no descriptors are given, so it only sleeps.
             unsafe { libc::poll(ptr::null_mut(), 0, look_ms) };
         }
@@ -556,7 +556,7 @@ pub(super) unsafe fn credentials_of(peer: RawFd) -> libc::ucred {
 /// Closes all descriptors but these, which are in rising order.
 ///
 /// # Safety
-/// Nobody uses the others.
+/// The others are not used.
 unsafe fn close_others(keep: &[RawFd]) {
     let mut from = 0;
     // SAFETY: the call takes three numbers; whose descriptors these are is the caller's to see to.

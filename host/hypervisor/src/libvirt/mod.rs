@@ -84,7 +84,7 @@ struct Places {
     common: Common,
 }
 
-/// The socket for domains that take their channels along, or why nobody serves it. Nothing before that was tried.
+/// The socket for domains that take their channels along, or why it is not served. Nothing before that was tried.
 type Common = Arc<OnceLock<Result<Served, String>>>;
 
 impl Places {

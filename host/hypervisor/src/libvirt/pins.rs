@@ -213,7 +213,7 @@ impl Pins for LibvirtConnection {
             // libvirtd may have been killed before it wrote a pin down.
             let lost = || ours && !pin.is_some_and(|pin| is_still(pin, &found, &online));
             if own.is(pin) || lost() {
-                // An affinity that somebody else has set is kept, and libvirt told of it.
+                // An affinity that somebody else has set is kept, and set in libvirt, too.
                 wanted.insert(vcpu, xml.given_back(vcpu, if ours { after } else { &found }));
             }
         }

@@ -1,4 +1,4 @@
-//! A libvirt that lets nobody in, and one that does not know what its QEMU has.
+//! A libvirt that refuses every client, and one that does not know what its QEMU has.
 
 use super::*;
 use std::os::unix::net::UnixListener;
@@ -28,7 +28,7 @@ fn a_libvirtd_that_refuses_access_is_named_and_loses_no_domain() {
         backend.sources()[0].problem.clone()
     };
     assert_eq!(problem(&mut backend), None);
-    // Who comes has to log in, with a password that nobody has.
+    // A client has to log in, with a password that does not exist.
     let locks_out = "auth_unix_rw = \"sasl\"\n";
     libvirt.restart_with(locks_out, LETS_IN);
     let refusal = wait_for("libvirtd to refuse", || {

@@ -19,7 +19,7 @@ fn outcome(vm: &mut dyn VmConnection) -> MigrationStatus {
     })
 }
 
-/// Nobody is there who could take anything back.
+/// No process is left that could take anything back.
 #[test]
 fn a_domain_that_leaves_takes_no_pins_of_vnumad_along() {
     let Some(libvirt) = Libvirt::start() else { return };
@@ -129,7 +129,7 @@ fn a_domain_takes_its_channel_along_if_qemu_is_told_to() {
     libvirt.must(&["destroy", "web"]);
 }
 
-/// Where nobody serves the socket nothing arrives, and the domain runs on where it was.
+/// Where the socket is not served nothing arrives, and the domain runs on where it was.
 #[test]
 fn a_domain_that_takes_its_channel_along_stays_where_no_vnumad_is() {
     let Some(libvirt) = Libvirt::start() else { return };
@@ -144,7 +144,7 @@ fn a_domain_that_takes_its_channel_along_stays_where_no_vnumad_is() {
     let mut backend = libvirt.backend();
     let mut vm = libvirt.connect(&mut backend, "web");
     assert!(vm.channel_attached().unwrap() && vm.describe().unwrap().run_state == RunState::Running);
-    // A domain that is attached when nobody serves it stays as others do.
+    // A domain that is attached while the socket is not served stays as others do.
     libvirt.must(&["destroy", "web"]);
     create_that_takes_its_channel_along(&libvirt);
     let mut vm = libvirt.connect(&mut backend, "web");

@@ -59,7 +59,7 @@ pub enum Place {
     Container(u32),
 }
 
-/// It asks nobody who they are.
+/// It accepts clients without authentication.
 pub const LETS_IN: &str = "auth_unix_rw = \"none\"\n";
 
 pub const EMULATOR: &str = "/usr/bin/qemu-system-x86_64";

@@ -125,7 +125,7 @@ impl Programs {
     }
 }
 
-/// What the BPF programs have reported and nobody has taken yet.
+/// Reports of the BPF programs that have not been taken yet.
 pub struct KernelEvents {
     ring: RingBuffer<'static>,
     /// What a call of [`Self::take`] has found so far.
@@ -181,7 +181,7 @@ impl KernelEvents {
     }
 }
 
-/// The thread that takes events where nobody else does.
+/// The thread that takes events if the caller does not.
 #[derive(Debug)]
 struct Taker {
     stop: Arc<EventFd>,
@@ -268,7 +268,7 @@ impl BpfSource {
         Ok(())
     }
 
-    /// With `waits`, its moves wake nobody.
+    /// With `waits`, its moves do not make the descriptor readable.
     pub(super) fn watch(&self, pid: i32, tid: i32, waits: bool) -> Result<(), LocationError> {
         if !vnuma_process::thread_exists(pid, tid) {
             return Err(LocationError::NoThread { pid, tid });

@@ -166,7 +166,7 @@ struct State {
     topology: HostTopology,
     /// Process of each watched thread.
     threads: HashMap<i32, i32>,
-    /// Those whose moves wake nobody.
+    /// Those whose moves do not make the descriptor readable.
     deferred: HashSet<i32>,
     full: bool,
     /// Events that a source lost that is in use no more.

@@ -63,7 +63,7 @@ impl Watched {
 
 impl Drop for Watched {
     fn drop(&mut self) {
-        // SAFETY: nobody has a reference into the mapping any more.
+        // SAFETY: there is no reference into the mapping any more.
         if let Err(error) = unsafe { munmap(self.0.cast(), SIZE.get()) } {
             tracing::error!(%error, "cannot unmap the threads that are watched");
         }

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Whoever touches a page waits only while `migrate_pages()` moves it. On a host whose CPUs are all busy most of the call's time
-//! goes before that, as a worker of the kernel has to run on each CPU, and holds nobody.
+//! goes before that, as a worker of the kernel has to run on each CPU, and delays no other process.
 //!
 //! It needs a kernel with BTF, `CAP_BPF` and `CAP_PERFMON`, and the initial PID namespace. Elsewhere [`PageMoves::of_this_thread`] says
 //! why not, and the time of the call has to do, which is never less.

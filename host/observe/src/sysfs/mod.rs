@@ -6,7 +6,7 @@
 //! (`cargo xtask servers` reads hwloc's recorded servers and compares). What is there and makes
 //! no sense is an error that names the file and the value. Reading is bounded in every direction: length of a file, number of entries,
 //! nodes and CPUs; anything but a regular file is refused, so that a FIFO in a copied tree
-//! blocks nobody.
+//! does not block the reader.
 
 mod caches;
 mod cpus;

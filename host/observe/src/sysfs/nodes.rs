@@ -31,7 +31,7 @@ pub(super) fn read(tree: &Tree) -> Result<(Vec<HostNode>, DistanceMatrix), Sysfs
 }
 
 /// Online CPUs, by the kernel's list or, where it is older than that, by each CPU's own word; a CPU that cannot be
-/// taken offline has none. `None` where no CPU is told of (and then, all are online).
+/// taken offline has none. `None` where the kernel lists no CPU (and then, all are online).
 fn online_cpus(tree: &Tree) -> Result<Option<CpuSet>, SysfsError> {
     let listed = tree.parsed(&tree.path(&format!("{CPUS}/online")), str::parse)?;
     if listed.is_some() {

@@ -148,7 +148,7 @@ impl TaskReader {
         }
     }
 
-    /// The same for a reader whose idle times nobody wants.
+    /// The same for a reader that is not used for idle times.
     pub fn load_for_threads() -> Result<Self, String> {
         prepare()?;
         Self::of(load_threads_only()?, Some("they are not read".to_owned()))
@@ -291,7 +291,7 @@ impl Shared {
     /// Asks for the next run: number of threads and CPUs, words of a mask, and what is wanted of threads.
     fn size(&mut self, [tasks, cpus, words]: [usize; 3], flags: u32) {
         let all = self.0.as_ptr();
-        // SAFETY: inside the mapping, which is writable and aligned to a page. Nobody has a reference to it.
+        // SAFETY: inside the mapping, which is writable and aligned to a page. There is no reference to it.
         unsafe {
             addr_of_mut!((*all).nr_tasks).write_volatile(tasks as u32);
             addr_of_mut!((*all).nr_cpus).write_volatile(cpus as u32);
@@ -398,7 +398,7 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // SAFETY: mapped by `of` with this size; nobody uses it any more.
+        // SAFETY: mapped by `of` with this size; it is not used any more.
         let unmapped = unsafe { munmap(self.0.cast::<c_void>(), size_of::<Tasks>()) };
         if let Err(error) = unmapped {
             tracing::error!(%error, "cannot unmap the memory of the BPF program");

@@ -50,7 +50,7 @@ pub enum CalibrateError {
     /// No such CPU.
     #[error("--cpu {0}: there is no such CPU online")]
     NoCpu(CpuId),
-    /// Nobody could fill its cache.
+    /// No program could fill its cache.
     #[error("CPU {0} shares its last-level cache with no other CPU: choose another one with --cpu")]
     Alone(CpuId),
     /// No size of the cache.
