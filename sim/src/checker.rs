@@ -67,7 +67,7 @@ struct Connection {
 struct VcpuView {
     boot: GuestNodeId,
     tid: i32,
-    /// The core was told where it is, or that this is unknown.
+    /// The core knows where it is, or that this is unknown.
     looked_at: bool,
     at: Option<VcpuLocation>,
     assigned: Option<HostNodeId>,
@@ -104,7 +104,7 @@ struct Diverged {
 #[derive(Debug, Default)]
 struct Channel {
     next: u64,
-    /// When the core was told that it is open.
+    /// When the core learned that it is open.
     since_ns: u64,
     published: BTreeMap<ApicId, GuestNodeId>,
     distances: vnuma_model::DistanceMatrix,
@@ -126,7 +126,7 @@ struct VmView {
 }
 
 impl VmView {
-    /// Is there a vCPU that nobody has looked at?
+    /// Is there a vCPU whose location has not been read yet?
     fn is_unseen(&self) -> bool {
         self.vcpus.values().any(|vcpu| !vcpu.looked_at)
     }
@@ -142,7 +142,7 @@ pub struct Checker {
     vms: BTreeMap<VmId, VmView>,
     /// Watched threads and their processes.
     pub threads: BTreeMap<i32, i32>,
-    /// Those of them whose moves wake nobody.
+    /// Those of them whose moves do not wake the core.
     deferred: BTreeSet<i32>,
     /// Watched processes.
     pub processes: BTreeMap<VmId, i32>,
@@ -414,7 +414,7 @@ impl Checker {
         let Some(view) = self.vms.get_mut(&vm) else { return };
         let (Some(known), Some(channel)) = (view.vcpus.get_mut(&vcpu), &view.channel) else { return };
         let published = channel.published.get(&vcpu).copied().unwrap_or(known.boot);
-        // What is told first is no change.
+        // The first report is no change.
         let told = !channel.published.is_empty() && !view.homes.is_empty();
         let Some(at) = known.at.filter(|_| told) else {
             known.diverged = None;

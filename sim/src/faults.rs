@@ -64,7 +64,7 @@ pub enum Fault {
     MemoryElsewhere,
     /// Memory of a VM is moved while it is being moved.
     MemoryTwice,
-    /// A VM is told to migrate twice.
+    /// A VM gets the order to migrate twice.
     MigrateTwice,
     /// A VM that is to migrate is not marked.
     DropMark,
@@ -81,7 +81,7 @@ pub enum Fault {
 pub struct Todo {
     /// What.
     pub command: Command,
-    /// The core is told that it succeeded, and it failed.
+    /// A failure is reported to the core as a success.
     pub lost: bool,
 }
 

@@ -23,7 +23,7 @@ pub(crate) fn busy(command: &str) -> VmError {
     VmError::Refused { vm: vm(), command: command.to_owned(), reason }
 }
 
-/// The report of a job that has failed. `None`: nobody waits for one.
+/// The report of a job that has failed. `None`: no report is expected.
 pub(crate) fn failed(job: Job, error: VmError) -> Option<Report> {
     Some(match job {
         Job::Migrate { .. } => Report::MigrationBegun(Err(error)),
@@ -76,7 +76,7 @@ impl Simulation {
         Report::Marked(Ok(marked))
     }
 
-    /// A machine is told to migrate. It refuses with a channel, and when it does so already.
+    /// A machine gets the order to migrate. It refuses while it has a channel or migrates already.
     pub(crate) fn begin_migration(
         &mut self,
         slot: Slot,
@@ -141,7 +141,7 @@ impl Simulation {
         }
     }
 
-    /// A machine says how far it is, after it was told to switch, or to give up.
+    /// A machine says how far it is, after an order to switch or to cancel.
     pub(crate) fn look_at_migration(&mut self, slot: Slot, serial: Serial, ask: Ask) -> Report {
         let Some(machine) = self.world.machine_mut(slot, serial) else {
             return Report::Migration(Err(VmError::Disconnected { vm: vm() }));
@@ -175,7 +175,7 @@ impl Simulation {
         Report::Migration(Ok(migration))
     }
 
-    /// What a machine that hangs was told may be done as soon as it goes on.
+    /// A machine that hangs may carry out its orders as soon as it goes on.
     pub(crate) fn carried_out_late(&mut self, slot: Slot, serial: Serial, job: Job) {
         let Some(machine) = self.world.machine_mut(slot, serial) else { return };
         match job {
@@ -189,7 +189,7 @@ impl Simulation {
         }
     }
 
-    /// It goes on, and does what it was told before.
+    /// It goes on, and carries out earlier orders.
     pub(crate) fn catch_up(&mut self, slot: Slot, serial: Serial) {
         let Some(machine) = self.world.machine_mut(slot, serial) else { return };
         let late = (std::mem::take(&mut machine.late_attach), machine.late_migration.take());

@@ -48,7 +48,7 @@ impl Simulation {
                     self.ours(50 * MICRO, Action::Work(connection));
                 }
             }
-            // Nobody asks for it.
+            // No request leads to it.
             Command::Resize(..) => {}
             Command::Publish(vm, generation, publication) => {
                 return Some(self.publish(vm, generation, publication, lost));

@@ -75,7 +75,7 @@ impl Arguments {
     }
 }
 
-/// An error unless the guest was told of changes: its report is there, so that it has what else the demonstration claims.
+/// An error unless the guest has learned of changes: its report is there, so that it has what else the demonstration claims.
 fn check() -> Result<()> {
     let report = read_report()?;
     for field in [&report["changes"], &report["updates"]] {

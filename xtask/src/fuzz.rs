@@ -200,7 +200,7 @@ impl Programs {
             CTarget::named(name).map_or_else(|| self.rust.clone(), |target| workspace().join(target.path()));
         let mut command = Command::new(program);
         command.env("VNUMA_FUZZ_TARGET", name).env("RUST_BACKTRACE", "1").current_dir(workspace());
-        // What a libFuzzer of its own would be told by these is told by arguments here.
+        // libFuzzer reads these variables; here arguments say the same.
         command.env_remove("ASAN_OPTIONS").env_remove("UBSAN_OPTIONS");
         command
     }

@@ -25,7 +25,7 @@ fn event_at_entry(console: &str) -> bool {
     console[start..].lines().find(|line| line.contains("RIP: ")).is_some_and(|line| line.contains(ENTRY))
 }
 
-/// How a kernel of x86 calls a breakpoint that nobody expects (`exc_int3` of arch/x86/kernel/traps.c).
+/// The kernel's message about an unexpected breakpoint on x86 (`exc_int3` of arch/x86/kernel/traps.c).
 const BREAKPOINT: &str = "int3: 0000";
 
 /// Whether a kernel died of a breakpoint that its memory does not hold.

@@ -17,7 +17,7 @@ impl Outlet {
         Self { writer: Arc::new(Mutex::new(Some(writer))) }
     }
 
-    /// Sends a frame; `false` if nobody gets it any more.
+    /// Sends a frame; `false` if the other end is closed.
     pub(crate) fn send(&self, frame: &Frame) -> bool {
         let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
         let sent = writer.as_mut().is_some_and(|open| frame.write(open).is_ok());

@@ -36,7 +36,7 @@ impl Drop for RawMode {
 /// Ends raw mode if it is on; for ends of the process that pass no `Drop`.
 pub fn restore() {
     if let Some(settings) = SAVED.lock().unwrap_or_else(PoisonError::into_inner).take() {
-        // Nobody is left to report it to.
+        // There is no way left to report an error.
         let _ = tcsetattr(io::stdin(), SetArg::TCSADRAIN, &settings);
     }
 }

@@ -26,7 +26,7 @@ pub fn listen_at(port: u32) -> io::Result<OwnedFd> {
 /// Waits for the next connection.
 pub fn accept_at(listener: &OwnedFd) -> io::Result<File> {
     let descriptor = accept4(listener.as_raw_fd(), SockFlag::SOCK_CLOEXEC)?;
-    // SAFETY: accept4() gave a new descriptor that nobody else has.
+    // SAFETY: accept4() gave a new descriptor that nothing else owns.
     Ok(File::from(unsafe { OwnedFd::from_raw_fd(descriptor) }))
 }
 

@@ -120,7 +120,7 @@ fn a_client_that_goes_away_ends_its_program() {
     agent.join().unwrap();
     let started = Instant::now();
     let running = |pid: &String| {
-        // A zombie has ended; nobody waits for orphans where the test runs.
+        // A zombie has ended; orphans are not reaped where the test runs.
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         !stat.is_empty() && !stat.contains(") Z ")
     };

@@ -95,7 +95,7 @@ impl Counter {
         // SAFETY: the kernel reads `size` bytes of `attr`, which lives through the call; the other arguments are numbers.
         let fd = unsafe { libc::syscall(libc::SYS_perf_event_open, &attr, thread, -1, -1, OPEN_CLOEXEC) };
         let fd = i32::try_from(fd).ok().filter(|&fd| fd >= 0).ok_or_else(io::Error::last_os_error)?;
-        // SAFETY: the call has just made this descriptor, and nobody else knows it.
+        // SAFETY: the call has just made this descriptor, and nothing else owns it.
         Ok(Self(unsafe { File::from_raw_fd(fd) }))
     }
 

@@ -116,7 +116,7 @@ pub fn start(request: &Request, file: Option<&Path>, verbose: bool) -> Result<()
     symlink(directory(name).join("qmp.sock"), link(name)).with_context(|| link(name).display().to_string())
 }
 
-/// Makes the directory of a VM, which nobody else may have, and finds a free context id.
+/// Makes the directory of a VM, which must not exist yet, and finds a free context id.
 fn reserve(name: &str) -> Result<u32> {
     let vms = place::vms();
     fs::create_dir_all(&vms).with_context(|| vms.display().to_string())?;

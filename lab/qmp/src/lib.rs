@@ -42,7 +42,7 @@ impl Qmp {
     ///
     /// # Errors
     ///
-    /// Nobody listens there, or it is no monitor.
+    /// No process listens there, or it is no monitor.
     pub fn connect(path: &Path) -> Result<Self> {
         Self::connect_within(path, LIMIT)
     }
@@ -51,7 +51,7 @@ impl Qmp {
     ///
     /// # Errors
     ///
-    /// Nobody listens there, or it is no monitor.
+    /// No process listens there, or it is no monitor.
     pub fn connect_within(path: &Path, limit: Duration) -> Result<Self> {
         let open = || -> Result<Self> {
             let stream = UnixStream::connect(path)?;

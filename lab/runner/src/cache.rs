@@ -37,7 +37,7 @@ pub(crate) fn lock(path: &Path, how: FlockArg) -> io::Result<Lock> {
     Flock::lock(lock_file(path)?, how).map_err(|(_, errno)| errno.into())
 }
 
-/// Takes the exclusive lock of `path` if nobody holds any.
+/// Takes the exclusive lock of `path` if it is free.
 pub(crate) fn try_lock(path: &Path) -> io::Result<Option<Lock>> {
     match Flock::lock(lock_file(path)?, FlockArg::LockExclusiveNonblock) {
         Ok(lock) => Ok(Some(lock)),

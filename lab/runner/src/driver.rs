@@ -168,7 +168,7 @@ fn install(from: &Path, result: &Path) -> Result<(), DriverError> {
     Ok(())
 }
 
-/// Removes all but the newest builds that nobody uses; what cannot be removed is tried again next time.
+/// Removes all but the newest unused builds; what cannot be removed is tried again next time.
 fn prune(results: &Path, keep: &str) {
     let entries = fs::read_dir(results).into_iter().flatten().flatten();
     let mut builds: Vec<_> = entries

@@ -332,7 +332,7 @@ fn find_kernels(recipe: &Recipe, tree: &Path) -> Result<Vec<Kernel>, ImageError>
     recipe.kernels.iter().map(find).collect()
 }
 
-/// Removes images of other recipes and remains of interrupted builds, as far as nobody uses them. An
+/// Removes images of other recipes and remains of interrupted builds, as far as they are unused. An
 /// entry that cannot be removed is no reason to fail; it is tried again next time.
 fn prune(images: &Path, keep: &str) {
     for entry in fs::read_dir(images).into_iter().flatten().flatten() {

@@ -8,13 +8,13 @@ use indicatif::{ProgressBar, ProgressStyle};
 /// How often a line is printed where there is no terminal.
 const LINE_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Who wants to see progress.
+/// Whether progress is shown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Progress {
     /// A bar on a terminal, else lines.
     #[default]
     Show,
-    /// Nobody.
+    /// Nothing is shown.
     Silent,
 }
 

@@ -122,7 +122,7 @@ fn what_the_server_sees(lab: &Lab) {
     };
     assert_eq!(policies("bound"), "bind:0\nbind:1\n");
     assert_eq!(sh(lab, "grep -c bind: /proc/$(cat /run/lab-vm/free/pid)/numa_maps").stdout, "0\n");
-    // The monitor is for the daemon: nobody is connected, and a device can be plugged into a free port.
+    // The monitor is for the daemon: no client is connected, and a device can be plugged into a free port.
     for name in ["bound", "flat", "free"] {
         assert_eq!(
             good(lab, &format!("readlink /run/vnuma/qmp/{name}.sock")),

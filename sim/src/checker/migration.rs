@@ -30,7 +30,7 @@ impl Wanted {
 /// A migration that was granted.
 #[derive(Debug)]
 struct Departure {
-    /// How often the VM may be told to begin.
+    /// How many orders to begin the VM may get.
     orders: u32,
     /// It had a channel.
     attached: bool,
@@ -42,7 +42,7 @@ pub(super) struct Migrations {
     granted: BTreeMap<VmId, Departure>,
     /// The same of the present step's request, which is answered after what it leads to.
     wanted: BTreeMap<VmId, Departure>,
-    /// VMs that were told to migrate, which is not known to be over.
+    /// VMs with an order to migrate, which are not known to have finished.
     pub(super) under_way: BTreeSet<VmId>,
     /// Processes of VMs that an operator has detached.
     pub(super) unwanted: BTreeSet<i32>,
@@ -132,7 +132,7 @@ impl Checker {
         }
     }
 
-    /// A VM is told to migrate. `marked`: it is, in truth.
+    /// A VM gets the order to migrate. `marked`: it is, in truth.
     pub fn departs(&mut self, connection: ConnectionId, marked: bool) {
         let Some(known) = self.connections.get_mut(&connection) else {
             return self.expect(false, "migration", || format!("connection {connection} is closed"));

@@ -84,7 +84,7 @@ pub fn check(histories: &[Vec<Record>], survived: &[bool]) -> Verdict {
         }
         let ended = |write: &&(u64, Option<u64>)| write.1.is_some_and(|end| end < record.begin_ns);
         let oldest = if survivor { writes.iter().filter(ended).count() as u32 } else { 0 };
-        // Among survivors nobody goes back behind what another one has seen.
+        // No survivor reads an older value than another one has read.
         let group = (!survivor).then_some(node);
         let seen = returned.entry((group, record.owner, record.page)).or_default();
         // Highest values first seen at rising times: the last that ended before this read began.

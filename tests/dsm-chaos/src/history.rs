@@ -98,7 +98,7 @@ impl History {
     }
 }
 
-/// The value of a word after so many writes of its owner: the number, and a code by which the word is told from all others.
+/// The value of a word after so many writes of its owner: the number, and a code that no other word has.
 /// Before the first it is 0.
 pub fn value(owner: u8, page: u16, sequence: u32) -> u64 {
     if sequence == 0 {

@@ -2,7 +2,7 @@
 //!
 //! | part | what it does |
 //! |---|---|
-//! | [`Proxy`] | stands for the network, and misbehaves as it is told |
+//! | [`Proxy`] | stands for the network, and misbehaves on request |
 //! | `dsm-chaos-node` | a node's process: reads and writes at random, and writes a history down |
 //! | [`Record`] | a line of a history |
 //! | [`check`] | finds values in histories that no correct memory returns |

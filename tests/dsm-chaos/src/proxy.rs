@@ -1,4 +1,4 @@
-//! A TCP proxy between two nodes of the DSM, which misbehaves as it is told.
+//! A TCP proxy between two nodes of the DSM, which misbehaves on request.
 //!
 //! It stands for what a network or a broken peer does: the nodes on both sides are real and do not know of it.
 

@@ -46,7 +46,7 @@ enum Failure {
     Slowed,
     CutOff,
     Garbage,
-    /// Nobody fails, but all nodes forget to invalidate copies: a test of the checker.
+    /// No node fails, but none invalidates copies: a test of the checker.
     Forgetful,
 }
 

@@ -24,7 +24,7 @@ const PROGRAM: &str = "/root/lab-scenario";
 const DAMON: &str = "/sys/kernel/mm/damon/admin/kdamonds";
 /// Has DAMON for itself on some kernels.
 const DAMON_STAT: &str = "/sys/module/damon_stat/parameters/enabled";
-/// An interval that nobody else has.
+/// An interval that no other context has.
 const FOREIGN: &str = "7777777";
 const PAGE: u64 = 4096;
 /// Of each of the two.

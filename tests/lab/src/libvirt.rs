@@ -75,7 +75,7 @@ pub fn run() -> Result<()> {
     ensure!(self::taints()? == taints, "vnumad has tainted the domain: {}", self::taints()?);
     check_kernel_log(&vm)?;
 
-    // Nobody says that it has ended but the kernel.
+    // Only the kernel reports its end.
     libvirt.kill();
     output("kill", &["-KILL", &vm.pid.to_string()])?;
     wait_until_gone()?;

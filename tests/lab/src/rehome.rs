@@ -76,7 +76,7 @@ pub fn run() -> Result<()> {
     drop(vm);
     wait_for("vnumad to notice that the VM has ended", HANG_LIMIT, || Ok(listed(NAME)?.is_none()))?;
     let gone = vnumactl(&with(NEW, &[])).err().map(|error| format!("{error:#}")).unwrap_or_default();
-    // Its socket is there as long as nobody removes it.
+    // Its socket is there until it is removed.
     let ended = ["no VM", "not connected"].iter().any(|reason| gone.contains(reason));
     ensure!(ended, "a re-home of a VM that has ended: {gone:?}");
     ensure!(daemon.0.try_wait()?.is_none(), "vnumad has ended with the VM");

@@ -76,7 +76,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     ensure!(loaded()?.is_none(), "a scheduler is loaded already");
     let wanted = |name: &str| arguments.parts.is_empty() || arguments.parts.iter().any(|part| part == name);
     if PARTS.iter().any(|(name, _)| wanted(name)) || wanted("flips") {
-        // On a machine that stands still for a moment nobody is to count as starving.
+        // On a machine that stands still for a moment no thread counts as starving.
         let (process, scheduler) = start(&["--starve-ms", "10000"])?;
         for (name, part) in PARTS.iter().filter(|(name, _)| wanted(name)) {
             part(&scheduler).with_context(|| format!("part {name}"))?;
@@ -328,7 +328,7 @@ fn wait_for_theft<'a>(scheduler: &Scheduler, near: &'a [Loop; 2], far: &'a [Loop
     stolen.context("it was stolen")
 }
 
-/// While places are the limit of stealing, an idle CPU beside them takes nobody.
+/// While places are the limit of stealing, an idle CPU beside them takes no thread.
 fn stays_within_places(scheduler: &Scheduler) -> Result<()> {
     let _elsewhere = Loop::start("1")?;
     let loops = [Loop::start("2-3")?, Loop::start("2-3")?];

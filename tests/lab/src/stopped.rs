@@ -89,7 +89,7 @@ fn stopped(vm: &Vm, nodes: &Nodes) -> Result<()> {
     check(vm, &[0, 0])
 }
 
-/// A QEMU whose main loop is stuck, in the writing of a file that nobody reads: it runs, and answers nothing.
+/// A QEMU whose main loop is stuck, as it writes to a pipe that is not read: it runs, and answers nothing.
 fn hung(vm: &Vm, nodes: &Nodes) -> Result<()> {
     output("mkfifo", &[FIFO])?;
     let mut monitor = Monitor::connect(&vm.monitor())?;

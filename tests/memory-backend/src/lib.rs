@@ -42,7 +42,7 @@ pub struct MemoryVm {
     pub real_process: bool,
     /// A scan finds it. If not, it lives on all the same.
     pub listed: bool,
-    /// Nobody listens for connections.
+    /// No process listens for connections.
     pub refuses: bool,
     /// It answers nothing: what needs an answer fails at once, as if the time were over.
     pub silent: bool,
@@ -75,7 +75,7 @@ pub struct MemoryVm {
     pub marked: bool,
     /// Its last migration.
     pub migration: MigrationProgress,
-    /// Where it was told to migrate to, and whether with post-copy.
+    /// The destination of its migration, and whether it may use post-copy.
     pub migrated_to: Option<(String, bool)>,
     /// A migration is under way of which is told whether it has left: what will be told. `None`: there is none.
     pub leaves: Option<bool>,

@@ -1,4 +1,4 @@
-//! VMs in memory do what they are told, by the same trait as real ones.
+//! VMs in memory carry out commands by the same trait as real ones.
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::{
