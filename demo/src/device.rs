@@ -80,7 +80,7 @@ impl State {
     }
 }
 
-/// What a guest makes of its device before it is told the node, and after.
+/// What a guest knows of its device before and after the node is published.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Told {
     /// Host node of the device, by the server's kernel.

@@ -132,7 +132,7 @@ fn wait(child: &mut Child, signal: &AtomicUsize) -> Result<Ended> {
 fn end_group(child: &mut Child) -> Result<()> {
     let group = Pid::from_raw(i32::try_from(child.id())?);
     let started = Instant::now();
-    // Until there is no process of the group left; those that nobody waits for go with process 1.
+    // Until there is no process of the group left; orphans are reaped by process 1.
     while killpg(group, Signal::SIGKILL).is_ok() && started.elapsed() < END_LIMIT {
         child.try_wait()?;
         std::thread::sleep(LOOK_INTERVAL);

@@ -112,7 +112,7 @@ impl Load {
 impl Drop for Load {
     fn drop(&mut self) {
         for child in &mut self.0 {
-            // It does not end by itself, and nobody would be left to report it to.
+            // It does not end by itself. An error could not be reported here.
             let _ = child.kill();
             let _ = child.wait();
         }

@@ -1,4 +1,4 @@
-//! After the moves: the VM whose guest is told nothing gets a policy, which takes its vCPUs to the memory that the guest uses.
+//! After the moves: the unattached VM gets a policy, which moves its vCPUs to the memory that the guest uses.
 
 use crate::checker::Sample;
 use crate::locations::{Locations, tsc};

@@ -65,7 +65,7 @@ pub struct Places {
     pub journal: PathBuf,
 }
 
-/// Nobody may be there to read it, which is no reason to end.
+/// A closed output is no reason to end.
 fn say(line: &str) {
     let _ = writeln!(io::stderr(), "vnuma-guest: {line}");
 }
@@ -75,7 +75,7 @@ fn ends() -> SigSet {
     [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP].into_iter().collect()
 }
 
-/// Runs until it is told to end, and leaves nothing.
+/// Runs until it gets a signal to end, and undoes everything.
 pub fn run(options: &Options) -> anyhow::Result<()> {
     let Places { root, .. } = &options.places;
     ensure!(

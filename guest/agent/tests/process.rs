@@ -320,7 +320,7 @@ fn state(pid: i32) -> char {
     stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next()).unwrap_or('Z')
 }
 
-/// Kills both, so that nobody is left to undo anything.
+/// Kills both, so that no process is left to undo anything.
 fn kill_all(agent: &mut Running) {
     let guard = guard_of(agent);
     // SAFETY: two numbers. The guard is a child of the agent, which waits for it only at its end.

@@ -168,7 +168,7 @@ struct Model {
 }
 
 impl Model {
-    /// Acts are possible, and nobody is touched who was not found.
+    /// Acts are possible, and touch only processes that were found.
     fn apply(&mut self, snapshot: &Snapshot, state: &State, actions: &[Action], now: Duration) {
         let there: BTreeMap<ProcessId, &Process> =
             snapshot.processes.iter().map(|process| (process.id, process)).collect();

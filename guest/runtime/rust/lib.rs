@@ -153,7 +153,7 @@ impl Topology {
     pub fn watch(&self) -> io::Result<OwnedFd> {
         // SAFETY: the handle is open.
         let fd = check(unsafe { ffi::vnuma_watch(self.0.as_ptr()) })?;
-        // SAFETY: it is new, and nobody else has it.
+        // SAFETY: it is new, and nothing else owns it.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 }

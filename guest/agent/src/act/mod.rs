@@ -126,7 +126,7 @@ impl Actor {
         Ok(line)
     }
 
-    /// Carries out a plan. Gives a line for each act; what fails is told to `state`.
+    /// Carries out a plan. Gives a line for each act; `state` learns what fails.
     pub fn apply(
         &mut self,
         plan: &Plan,

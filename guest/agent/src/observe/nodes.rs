@@ -28,7 +28,7 @@ pub(super) fn read(root: &Path) -> BTreeMap<NodeId, Node> {
     online.iter().filter(|id| *id <= MAX_NODE).map(node).collect()
 }
 
-/// All memory of a node, and what is free or is a cache that nobody has used lately, KiB.
+/// All memory of a node, and what is free or is a cache that was not used lately, KiB.
 pub(super) fn memory_of(meminfo: &str) -> (u64, u64) {
     let field = |name: &str| -> u64 {
         let line = meminfo.lines().find_map(|line| {
