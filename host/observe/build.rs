@@ -5,7 +5,7 @@ use std::{error::Error, fs, os::unix::fs::MetadataExt};
 const HEADERS: &str = "../../abi/bpf/include";
 
 fn main() -> Result<(), Box<dyn Error>> {
-    // Tests of BPF need root. Whoever builds without it is shown them as ignored, with the reason.
+    // Tests of BPF need root. A build without it shows them as ignored, with the reason.
     println!("cargo::rustc-check-cfg=cfg(root)");
     if fs::metadata("/proc/self")?.uid() == 0 {
         println!("cargo::rustc-cfg=root");

@@ -75,7 +75,7 @@ impl Simulation {
         }
     }
 
-    /// A name counts from the moment of connecting: whoever lied is connected to again.
+    /// A name counts from the moment of connecting: a VM that lied gets a new connection.
     fn reconnect_liars(&mut self) {
         let liars = self.daemon.workers.iter().filter_map(|(connection, worker)| {
             let managed = self.daemon.core.world().get(worker.vm)?;

@@ -17,7 +17,7 @@ fn vm() -> String {
     "a VM".to_owned()
 }
 
-/// What a machine that migrates says to whoever changes its devices.
+/// How a machine that migrates refuses a change of its devices.
 pub(crate) fn busy(command: &str) -> VmError {
     let reason = "not allowed while migrating".to_owned();
     VmError::Refused { vm: vm(), command: command.to_owned(), reason }
@@ -134,7 +134,7 @@ impl Simulation {
         self.machine_event(slot, |worker| worker.describe = true);
     }
 
-    /// Whoever manages a machine that has left ends its process.
+    /// The manager of a machine that has left ends its process.
     pub(crate) fn end_left(&mut self, slot: Slot, serial: Serial) {
         if self.world.machine(slot, serial).is_some() {
             self.end(slot, false);

@@ -274,7 +274,7 @@ impl Simulation {
         self.ours(after_ns, Action::Arrive(moved));
     }
 
-    /// Whoever watches the process of a machine will see what has become of it.
+    /// Watchers of a machine's process will see its new state.
     pub(crate) fn process_changed(&mut self, slot: Slot) {
         let watchers: Vec<_> = self.daemon.processes.iter().map(|(vm, process)| (*vm, *process)).collect();
         for (vm, process) in watchers {

@@ -316,7 +316,7 @@ impl Simulation {
         let before = self.world.threads.get(&old.tid).map(|thread| (thread.at, thread.mask.cpus.clone()));
         if let (Some(thread), Some((at, cpus))) = (self.world.threads.get_mut(&tid), before) {
             thread.at = at;
-            // It is given the affinity that the old one has, whoever set that.
+            // It gets the affinity of the old one.
             thread.mask.set(cpus);
         }
         *machine.spare.entry(old.boot).or_default() += 1;

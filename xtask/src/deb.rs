@@ -85,7 +85,7 @@ pub fn run_all(arguments: &Arguments) -> Result<Vec<PathBuf>> {
     println!("deb: packing version {version}");
     let mut pack = Command::new("dpkg-buildpackage");
     pack.args(["--build=binary", "--no-sign", "--no-check-builddeps"]).current_dir(&tree);
-    // Debug symbols are as large as everything else together, and whoever wants them has the checkout.
+    // Debug symbols are as large as everything else together, and the checkout has them.
     run_quiet(pack.env("DEB_BUILD_OPTIONS", "noautodbgsym nocheck"))?;
     println!("deb: lintian");
     let changes = work.join(format!("vnuma_{version}_amd64.changes"));

@@ -1,4 +1,4 @@
-//! Rust mirror of `include/vnuma/sched.h`: the maps that scx_vnuma shares with whoever decides. They are written and read as
+//! Rust mirror of `include/vnuma/sched.h`: the maps that scx_vnuma shares with the program that decides. They are written and read as
 //! bytes, in the machine's own order.
 
 /// [`Header::magic`].
@@ -58,7 +58,7 @@ pub struct Header {
     pub steal: u32,
     /// Differs with each start of the scheduler.
     pub instance: u64,
-    /// When whoever decides was alive last, of `CLOCK_MONOTONIC`; 0: never.
+    /// When the program that decides was alive last, of `CLOCK_MONOTONIC`; 0: never.
     pub heartbeat_ns: u64,
     /// Places hold so long after the heartbeat.
     pub keep_ns: u64,

@@ -1,4 +1,4 @@
-//! What has been changed, and what was there before: written before each change, so that whoever comes next can undo it.
+//! What has been changed, and what was there before: written before each change, so that the next process can undo it.
 //!
 //! The directory is on a file system that ends with the machine. A journal of another boot counts for nothing, as all that it
 //! names has ended with that. One process at a time may change it, by a lock that the kernel drops when that process ends,
@@ -255,7 +255,7 @@ impl Journal {
     }
 }
 
-/// What has been changed, as the journal in `directory` says, whoever holds it.
+/// What has been changed, as the journal in `directory` says, also while another process holds it.
 pub fn read(directory: &Path, root: &Path) -> Result<Vec<Change>, JournalError> {
     let path = directory.join(FILE);
     let file = match File::open(&path) {

@@ -46,7 +46,7 @@ pub struct Placed {
     pub reservation: Reserved,
     /// The arithmetic.
     pub explanation: Explanation,
-    /// What keeps its devices from being passed through as the host is now: whoever starts the VM has to change that first.
+    /// What keeps its devices from being passed through as the host is now: that has to change before the VM starts.
     #[serde(default)]
     pub obstacles: Vec<String>,
 }

@@ -1,6 +1,6 @@
 //! Signals and clears an eventfd that another process shares, without ever blocking.
 //!
-//! `O_NONBLOCK` belongs to the open file, so whoever shares it can clear it at any time.
+//! `O_NONBLOCK` belongs to the open file, so a process that shares it can clear it at any time.
 //! Neither call here depends on that flag:
 //!
 //! - [`clear`] reads with `RWF_NOWAIT`, which applies to this one call.

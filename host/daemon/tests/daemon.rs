@@ -562,7 +562,7 @@ fn a_channel_that_an_earlier_daemon_wanted_is_taken_over_when_it_comes() {
     daemon.restart();
     wait_for("the VM", || get(&daemon, "/v1/vms/web").1["channel"] == "none");
     threads[0].pin(1);
-    // Whoever wanted it then may try again before it comes.
+    // An operator who wanted it then may try again before it comes.
     daemon.change("web", |vm| vm.free_port = false);
     assert_ne!(post(&daemon, "/v1/vms/web/attach", "").0, 200);
     daemon.change("web", |vm| vm.device = device);

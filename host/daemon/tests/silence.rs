@@ -265,7 +265,7 @@ fn one_that_dies_in_mid_attach_leaves_nothing() {
             "{command}"
         );
         wait_for("it to be gone", || host.vm("web")["error"] == "not-found");
-        // Removed by whoever may wait for a disk.
+        // Removed by a thread that may wait for a disk.
         wait_for("its record to be gone", || host.records() == 0);
         // Another one in its place, which has no time to wait for.
         std::fs::remove_file(host.socket("web")).expect("a leftover");
@@ -320,7 +320,7 @@ fn an_attach_that_is_not_answered_is_undone_when_it_goes_on() {
     }
 }
 
-/// Its credentials are those of whoever made it: neither that process nor the one that answers is taken for the VM.
+/// Its credentials are those of its maker: neither that process nor the one that answers is taken for the VM.
 #[test]
 fn a_socket_that_was_handed_over_makes_nobody_a_vm() {
     let host = Host::start();

@@ -10,7 +10,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Most times that events are taken at once, some hundred each time: whoever fills the directory without a pause does
+/// Most times that events are taken at once, some hundred each time: a program that fills the directory without a pause does
 /// not keep the caller.
 const READS: usize = 64;
 

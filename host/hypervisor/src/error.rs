@@ -243,13 +243,13 @@ pub enum VmError {
         /// Why it is not undone.
         error: Box<VmError>,
     },
-    /// Whoever manages the VM migrates it.
+    /// The VM's manager migrates it.
     #[error("{vm}: what manages it cannot migrate it (docs/migration.md)")]
     NotMigrated {
         /// The VM.
         vm: String,
     },
-    /// Whoever manages the VM sizes its memory.
+    /// The VM's manager sizes its memory.
     #[error(
         "{vm}: device {id}: vnumad sizes memory by QMP sockets only; have libvirt do it (virsh update-memory-device)"
     )]

@@ -200,7 +200,7 @@ pub trait VmConnection: Send {
     fn migrates(&mut self) -> Option<&mut dyn Migrates> {
         None
     }
-    /// How whoever manages the VM pins vCPUs, where [`Abilities::pins`](vnuma_model::Abilities::pins) says that pins are kept.
+    /// How the VM's manager pins vCPUs, where [`Abilities::pins`](vnuma_model::Abilities::pins) says that pins are kept.
     fn pins(&mut self) -> Option<&mut dyn Pins> {
         None
     }
@@ -224,7 +224,7 @@ pub trait VmConnection: Send {
 pub trait Migrates {
     /// Is it marked to be attached as soon as its guest runs?
     fn is_marked(&mut self) -> Result<bool, VmError>;
-    /// Marks it to be attached as soon as its guest runs, or takes the mark away. The mark outlasts whoever sets it, and ends with the
+    /// Marks it to be attached as soon as its guest runs, or takes the mark away. The mark outlasts the process that sets it, and ends with the
     /// VM at the latest. A VM that waits for a migration is made ready for post-copy as well, if its host can do that.
     fn mark(&mut self, marked: bool) -> Result<(), VmError>;
     /// Begins to migrate it. After [`VmError::Timeout`] it may have begun, which [`progress`](Self::progress) shows.
@@ -239,18 +239,18 @@ pub trait Migrates {
     fn is_leaving(&self) -> bool {
         false
     }
-    /// Did its process end as the VM is at another host? Asked once it has ended; waits a moment for whoever knows.
+    /// Did its process end as the VM is at another host? Asked once it has ended; waits a moment for the answer.
     fn has_left(&mut self) -> bool {
         false
     }
 }
 
-/// Whoever manages a VM keeps pins of its own: vCPUs are moved by asking for that.
+/// A VM's manager keeps pins of its own: vCPUs are moved by asking for that.
 pub trait Pins {
     /// Confines a vCPU, by its thread, to those of these CPUs that the operator allows.
     fn pin(&mut self, tid: i32, cpus: &CpuSet) -> Result<(), VmError>;
     /// Confines vCPUs as policies decide, or gives them back what they had before, with one outcome for each. That they are a policy's
-    /// outlasts whoever sets them.
+    /// outlasts the process that sets them.
     fn confine(&mut self, pins: &[PolicyPin]) -> Vec<Result<(), PinError>>;
     /// Gives vCPUs back what they had before policies have confined them over this or an earlier connection. Returns how many. `keep`:
     /// pins that stay, by the vCPU's thread.

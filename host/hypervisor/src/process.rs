@@ -24,7 +24,7 @@ pub(crate) struct Process {
 
 impl Process {
     /// The process that called `listen` at the other end of `socket`; it need not have accepted
-    /// the connection. For a socket that QEMU was handed ready to use it is whoever made it;
+    /// the connection. For a socket that QEMU was handed ready to use it is the socket's maker;
     /// QEMU's threads are then refused as foreign, and nothing is said of that process's own.
     ///
     /// Before Linux 6.5 the process is looked up by its number. It is the right one if it

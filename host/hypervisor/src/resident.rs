@@ -158,7 +158,7 @@ pub fn read_guest_mappings(pid: i32) -> Result<Vec<GuestMapping>, ProcError> {
     procfs::read_process(pid, "numa_maps", FILE_LIMIT).map(|text| parse_guest_mappings(&text))
 }
 
-/// All mappings of a process that have pages. Whoever knows where memory of the VM is does not go by their size.
+/// All mappings of a process that have pages. A caller that knows where memory of the VM is does not go by their size.
 pub fn read_mappings_with_pages(pid: i32) -> Result<Vec<GuestMapping>, ProcError> {
     procfs::read_process(pid, "numa_maps", FILE_LIMIT).map(|text| parse_mappings(&text))
 }

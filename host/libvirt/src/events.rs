@@ -1,4 +1,4 @@
-//! Events of domains: from libvirt's thread to whoever has subscribed.
+//! Events of domains: from libvirt's thread to the subscribers.
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::{

@@ -6,7 +6,7 @@
 //!     └── result, or the time is up ◀──────┘ a late result is dropped, and announced
 //! ```
 //!
-//! A call into libvirt cannot be cut off. So it runs in a thread of the lane, and whoever waits for it gives up after the
+//! A call into libvirt cannot be cut off. So it runs in a thread of the lane, and its caller gives up after the
 //! limit. A job that has not begun by then never runs. While one hangs, a lane takes one more job into its queue and refuses
 //! others at once. A lane that is dropped leaves its thread alone, which ends after the call.
 

@@ -2,7 +2,7 @@
 //!
 //! libvirt migrates within one call, which lasts until the domain is at its destination. That call has a thread of its own; how far it
 //! is, and its end, are asked for from others. It is a migration from daemon to daemon (`VIR_MIGRATE_PEER2PEER`), which goes on when
-//! whoever asked for it has ended.
+//! the process that asked for it has ended.
 
 use crate::{
     Domain, LibvirtError,

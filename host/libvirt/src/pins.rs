@@ -420,7 +420,7 @@ mod tests {
         assert!(xml_for_elsewhere("web", "<domain>").is_err());
     }
 
-    /// Whoever is killed, and whichever call fails: what is noted then tells vnumad's pin from the operator's.
+    /// Whichever process is killed and whichever call fails: the notes then tell vnumad's pin from the operator's.
     #[test]
     fn at_each_step_of_a_pin_both_are_vnumads() {
         let operator = pinned(&BTreeMap::new(), "0-7");

@@ -164,7 +164,7 @@ impl StatusFile {
         if !metadata.is_file() {
             return Err(StatusError::Kind { file: file() });
         }
-        // Whoever writes it names threads that are moved.
+        // Its writer names threads that are moved.
         let uid = metadata.uid();
         if uid != 0 && uid != nix::unistd::geteuid().as_raw() && Some(uid) != places.daemon {
             return Err(StatusError::Owner { file: file(), uid, daemon: places.daemon });

@@ -197,7 +197,7 @@ impl Scheduler {
         Ok(Steal::from_abi(read_header(&self.header, &self.directory)?.steal))
     }
 
-    /// Whoever decides is alive at this time, of `CLOCK_MONOTONIC`, and wants vCPUs to be stolen like this.
+    /// The program that decides is alive at this time, of `CLOCK_MONOTONIC`, and wants vCPUs to be stolen like this.
     pub fn beat(&self, now_ns: u64, steal: Steal) -> Result<(), SchedulerError> {
         // The scheduler itself does not write to the header after the map was pinned.
         let header = read_header(&self.header, &self.directory)?;

@@ -9,7 +9,7 @@
 //! regions, so that neighbours that are accessed alike make up one. What a look costs depends on the number of regions, not on
 //! the size of the process. Nothing is left when a watch ends, and nothing runs before the next one.
 //!
-//! All users of these files share them. Whoever has made a kernel thread of DAMON's (`kdamond`) there keeps it: nothing is
+//! All users of these files share them. The program that has made a kernel thread of DAMON's (`kdamond`) there keeps it: nothing is
 //! watched then. Ours has a mark, so that one that a killed process has left is recognised and removed:
 //! an interval that these operations never use ([`MARK`]). One that was left before it got its mark, within the first two files
 //! that are written, is taken for somebody else's.

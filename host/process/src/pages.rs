@@ -2,7 +2,7 @@
 //!
 //! The system call names the process by its number, so that the process is looked at before and after, as with affinities. It
 //! moves pages that only this process has mapped; those that others share with it stay, and so do pages that somebody holds
-//! (VFIO, direct I/O). Whoever calls it may die at any time: the kernel moves a page as a whole or not at all.
+//! (VFIO, direct I/O). The caller may die at any time: the kernel moves a page as a whole or not at all.
 
 use crate::on_thread;
 use std::{

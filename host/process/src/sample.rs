@@ -94,7 +94,7 @@ const LOCKED: u64 = 1 << 33;
 /// What the kernel tells of the pages of a process.
 struct PageMap {
     pages: File,
-    /// None for whoever is not root, or has no such file.
+    /// None without root's rights, or without such a file.
     flags: Option<File>,
 }
 
@@ -134,7 +134,7 @@ impl PageMap {
         Ok(Sampled::Page(SampledPage { node, kind, shared, merged: has(MERGED), locked: has(LOCKED) }))
     }
 
-    /// Whoever may not see frames is shown frame 0.
+    /// A process that may not see frames reads frame 0.
     fn flags_of(&self, frame: u64) -> Option<u64> {
         let mut entry = [0; 8];
         let file = self.flags.as_ref().filter(|_| frame != 0)?;

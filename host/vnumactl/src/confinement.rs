@@ -20,7 +20,7 @@ pub fn of_process(pid: i32) -> Option<String> {
     apparmor::profile(pid).filter(|profile| is_denied(Path::new("/"), profile))
 }
 
-/// Does a profile keep whoever has it from these sockets? Not, where the kernel does not say.
+/// Does a profile keep its processes from these sockets? Not, where the kernel does not say.
 pub fn is_denied(root: &Path, profile: &str) -> bool {
     apparmor::may_connect(root, profile, SOCKET) == Some(false)
 }

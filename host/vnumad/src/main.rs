@@ -83,7 +83,7 @@ fn start(arguments: Arguments) -> anyhow::Result<()> {
     }
     let filter = EnvFilter::try_new(&arguments.log).with_context(|| format!("--log {}", arguments.log))?;
     let colours = io::stderr().is_terminal();
-    // Whoever reads the log may be slow, or not read at all: lines wait in a queue, and too many are dropped.
+    // The log's reader may be slow or stuck: lines wait in a queue, and too many are dropped.
     let (log, _guard) = tracing_appender::non_blocking(io::stderr());
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(log).with_ansi(colours).init();
     raise_file_limit();

@@ -6,7 +6,7 @@
 //!     cid                      context id of AF_VSOCK
 //!     address                  its address on the lab's network, if it is there
 //!     pid                      process of QEMU, locked by it while it lives
-//!     qmp.sock                 monitor for whoever manages the VM; lab-vm does not touch it
+//!     qmp.sock                 monitor for the VM's manager; lab-vm does not touch it
 //!     ctl.sock                 monitor for lab-vm
 //!     console.log              console of the guest
 //!     qemu.log                 what QEMU said

@@ -50,7 +50,7 @@ pub enum BuildError {
     },
 }
 
-/// The variable that names a folder in which programs are by their names. Whoever sets it has built them, and nothing is built then but
+/// The variable that names a folder in which programs are by their names. The caller that sets it has built them, and nothing is built then but
 /// for release.
 const PROGRAMS: &str = "VNUMA_PROGRAMS";
 

@@ -118,7 +118,7 @@ pub(crate) fn server(
 }
 
 /// The monitor for this machine and, in a server that can grow, one for programs in it: QEMU connects a virtio port to a
-/// socket of its own. Who has a monitor can run commands here (`migrate exec:`), so other servers have no such port.
+/// socket of its own. A client of a monitor can run commands here (`migrate exec:`), so other servers have no such port.
 fn monitors(profile: &Profile, directory: &Path) -> Vec<String> {
     let mut arguments: Vec<String> = Vec::new();
     let mut option = |name: &str, value: String| arguments.extend([name.to_owned(), value]);

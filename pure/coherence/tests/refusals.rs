@@ -263,7 +263,7 @@ fn a_writer_that_waits_for_copies_owns_the_page() {
     assert_eq!(node.0.state(PAGE), State::Modified);
 }
 
-/// A copy is kept for the hold time, too, and dropped for one invalidation only. Who writes next is told, or the owner.
+/// A copy is kept for the hold time, too, and dropped for one invalidation only. The next writer learns of it, or the owner.
 #[test]
 fn a_copy_is_held_and_dropped_once() {
     for (direct_acks, told) in [(true, 2), (false, 0)] {
@@ -382,7 +382,7 @@ fn frames_of_another_epoch_or_an_excluded_node_change_nothing() {
     let mut node = One::new(1, Options::default());
     node.fault(false);
     let commands = changed(&mut node);
-    // Who is left out is told, and what a thread waits for is asked for anew.
+    // An excluded node learns of it, and what a thread waits for is requested anew.
     let fenced = Membership::Fenced { view: view(66, &[0, 1, 2]) };
     assert_eq!(said(&commands), [(3, fenced.clone()), (4, fenced)]);
     let asks = |command: &Command| {
@@ -487,7 +487,7 @@ fn what_two_memberships_have_in_common_may_win() {
     assert_eq!(proposed(conflict(view(65, &[0, 1, 2, 4]))), Some(view(129, &[0, 1, 2])));
 }
 
-/// Who hears of an owner that had an older content keeps the pointer that it has.
+/// A node that hears of an owner with an older content keeps its own pointer.
 #[test]
 fn an_old_owner_is_no_hint() {
     let mut node = One::new(0, Options { hold_ns: 0, ..Options::default() });

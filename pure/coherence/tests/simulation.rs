@@ -177,7 +177,7 @@ impl Simulation {
         }
     }
 
-    /// Links work again. Who is gone is suspected by all.
+    /// Links work again. All suspect a node that is gone.
     fn heal(&mut self) {
         self.cut.fill(false);
         self.speed.fill(1000);

@@ -67,13 +67,13 @@ impl VmCandidate {
     }
 }
 
-/// What a VM's hypervisor, or whoever manages it, can do beyond what each can. Who has to know asks this, and not which backend a
+/// What a VM's hypervisor or manager can do beyond what each can. Code that has to know asks this, and not which backend a
 /// VM is of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Abilities {
     /// Another program answers for it, whatever the hypervisor does: a probe that is answered shows nothing of its main loop.
     pub answered_for: bool,
-    /// Whoever manages the VM keeps pins of its own, so that vCPUs are confined by asking for that.
+    /// The VM's manager keeps pins of its own, so that vCPUs are confined by asking for that.
     pub pins: bool,
     /// Where it can be told to migrate to, if it can.
     pub migrates: Option<Destinations>,

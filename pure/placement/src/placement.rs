@@ -83,7 +83,7 @@ impl Placement {
         self.guest_nodes.iter().flat_map(|node| &node.vcpus).map(|pin| pin.cpu).collect()
     }
 
-    /// CPUs of the hypervisor's own threads: those of guest nodes without devices, if these have vCPUs. Who drives a device runs on the
+    /// CPUs of the hypervisor's own threads: those of guest nodes without devices, if these have vCPUs. A thread that drives a device runs on the
     /// device's guest node, and a thread of the hypervisor that takes turns with its vCPU there takes the CPU's caches as well.
     pub fn emulator_cpus(&self) -> CpuSet {
         let has_device =

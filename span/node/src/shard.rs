@@ -160,7 +160,7 @@ impl Shard {
             self.shared.tell(Happening::Failed { error });
             self.shared.halt();
         }
-        // Whoever waits for a page of this shard gets an error, whatever went wrong.
+        // A thread that waits for a page of this shard gets an error, whatever went wrong.
         if !self.shared.is_leaving() && catch_unwind(AssertUnwindSafe(|| self.refuse())).is_err() {
             eprintln!("the thread of shard {} panicked twice: threads would wait for ever", self.index);
             std::process::abort();

@@ -98,7 +98,7 @@ fn a_cut_that_a_lost_node_did_not_begin_fails_by_name() {
     nodes.into_iter().for_each(|node| drop(node.stop()));
 }
 
-/// A keeper takes the content that it is sent, whoever uses its own copy of the page meanwhile.
+/// A keeper takes the content that it is sent, whether or not its own copy of the page is used meanwhile.
 #[test]
 fn a_page_that_a_keeper_has_pinned_is_in_the_cut() {
     let Some(nodes) = cluster(2, PAGES, Transport::Shm, |_| {}) else { return };

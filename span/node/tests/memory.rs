@@ -398,7 +398,7 @@ fn writers_in_turn_send_differences_only() {
     assert!(stats.deltas >= 6 && stats.whole_pages == 0, "{stats:?}");
 }
 
-/// Who wants a page that device code has pinned waits. Pages of the same shard do not.
+/// A thread that wants a page that device code has pinned waits. Pages of the same shard do not.
 #[test]
 fn a_pinned_page_keeps_nobody_else_waiting() {
     let Some(nodes) = cluster(2, PAGES, Transport::Shm, |_| {}) else { return };
@@ -436,7 +436,7 @@ fn a_pinned_page_keeps_nobody_else_waiting() {
 fn a_write_of_a_pinned_page_keeps_nobody_else_waiting() {
     let hold = |config: &mut Config| config.options.hold_ns = 10 * HANG.as_nanos() as u64;
     let Some(nodes) = cluster(2, PAGES, Transport::Shm, hold) else { return };
-    // Pages of one shard. Who goes on to another page lets go of the one before.
+    // Pages of one shard. A thread that goes on to another page lets go of the one before.
     let [page, other, next, last] = [0, 1, 2, 3];
     let (ours, theirs) = (Words::of(&nodes[0]), Words::of(&nodes[1]));
     theirs.at(page, 0).store(1, SeqCst);

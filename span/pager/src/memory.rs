@@ -22,7 +22,7 @@ pub(crate) struct Mapping {
     len: usize,
 }
 
-// SAFETY: the mapping stays at its address and belongs to this value. Whoever accesses it does so through raw
+// SAFETY: the mapping stays at its address and belongs to this value. All accesses are through raw
 // pointers and answers for the order of accesses.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.

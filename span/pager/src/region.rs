@@ -350,7 +350,7 @@ impl Region {
     }
 
     /// Makes every access to a page whose content is lost an error instead of a wait: SIGBUS in a thread, an error of
-    /// `KVM_RUN` in a vCPU, `EFAULT` of a system call. Who waits for it is woken.
+    /// `KVM_RUN` in a vCPU, `EFAULT` of a system call. A thread that waits for it is woken.
     ///
     /// On a kernel before 6.6 this is `ENOTSUP` and the page is invalid: [`Self::features`] says so beforehand, and the
     /// owner of the region has to stop the guest.
@@ -399,7 +399,7 @@ impl Region {
     /// As [`Self::pin`], and first touches the page through [`Self::guest`], which waits for a handler if the page does not allow
     /// the access. The page stays from the moment in which it does, however many hosts want it.
     ///
-    /// Who pins several pages takes them in rising order: two hosts that each hold what the other waits for would wait until one
+    /// Pin several pages in rising order: two hosts that each hold what the other waits for would wait until one
     /// of them fails. Touching a poisoned page is SIGBUS, here as in any thread.
     pub fn fetch_and_pin(&self, page: u64, access: Access) -> Result<Pin<'_>, PageError> {
         let asked = {
@@ -424,7 +424,7 @@ impl Region {
     /// Does what faults if the guest may not have this access.
     fn touch(&self, page: u64, access: Access) {
         let start = self.memory.guest.at(offset(page));
-        // SAFETY: a byte inside the guest's mapping. Putting what it holds in its place changes nothing, whoever else uses it.
+        // SAFETY: a byte inside the guest's mapping. Putting what it holds in its place changes nothing for other threads.
         let byte = unsafe { AtomicU8::from_ptr(start.as_ptr()) };
         let value = byte.load(Ordering::SeqCst);
         if access == Access::Write {

@@ -1,6 +1,6 @@
 //! Making connections.
 //!
-//! Of two nodes, the one with the higher number dials. Whoever listens serves each caller in a thread of its own until the
+//! Of two nodes, the one with the higher number dials. The listener serves each caller in a thread of its own until the
 //! handshake is done, so that one that says nothing, or garbage, does not delay others.
 
 use crate::{

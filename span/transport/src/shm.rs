@@ -225,7 +225,7 @@ impl Pipe for ShmPipe {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let (ring, tail) = self.inward;
         let mut len = self.available()?.min(buffer.len());
-        // Nothing for the second time, so it is the socket that keeps this side from sleeping. Who polls before it sleeps would find
+        // Nothing for the second time, so it is the socket that keeps this side from sleeping. A side that polls before it sleeps would find
         // it ready again and again, and not hear that the other process has ended.
         if len == 0 && std::mem::replace(&mut self.idle, true) {
             self.drain();

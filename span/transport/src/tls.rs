@@ -1,6 +1,6 @@
 //! TLS 1.3 with a certificate on both sides.
 //!
-//! A node's certificate is issued for the name [`node_name`]. Whoever has it may speak for that node, and for no other: the
+//! A node's certificate is issued for the name [`node_name`]. Its holder may speak for that node, and for no other: the
 //! dialling side asks for the name, the listening side compares it with the node that the hello names.
 
 use crate::pipe::Pipe;

@@ -373,7 +373,7 @@ fn a_peer_that_left_and_one_that_vanished_are_told_apart() {
     }
 }
 
-/// Who polls for a while before it sleeps sees what is there to see without having slept.
+/// A side that polls for a while before it sleeps sees what is there without sleeping.
 #[test]
 fn who_polls_sleeps_when_nothing_comes_and_sees_that_a_peer_is_gone() {
     const SPIN: Duration = Duration::from_micros(20);

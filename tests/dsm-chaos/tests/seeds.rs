@@ -79,7 +79,7 @@ fn plan(seed: u64) -> Plan {
 struct Process {
     child: Child,
     told: Arc<Mutex<String>>,
-    /// Who hears what it tells.
+    /// Receives its messages.
     hears: Option<JoinHandle<()>>,
 }
 

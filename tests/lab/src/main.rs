@@ -54,7 +54,7 @@ use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 use vnuma_lab_agent::emulator::ended_guest;
 
-/// Exit status of a scenario that the emulated processor of the server has ended. Whoever runs it may try it once more.
+/// Exit status of a scenario that the emulated processor of the server has ended. The caller may try it once more.
 const EMULATOR_FAULT: u8 = 75;
 
 #[derive(Parser)]

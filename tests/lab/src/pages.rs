@@ -79,7 +79,7 @@ impl Mapping {
         Ok(self.places()?.get(&node).copied().unwrap_or(0))
     }
 
-    /// Takes about so much of it from one node to another. The kernel does so for whoever asks.
+    /// Takes about so much of it from one node to another. The kernel does so on request.
     pub fn displace(&self, from: u64, to: u64, bytes: u64) -> Result<u64> {
         let pidfd = open_pidfd(self.pid).context("QEMU")?;
         let node = |node: u64| u32::try_from(node).context("a node's number");

@@ -31,7 +31,7 @@ const WATCHED: u32 = 6;
 /// Times that they are measured before shares are wrong.
 const SPANS: usize = 4;
 
-/// Whoever decides is alive. How threads are stolen stays as it is.
+/// The program that decides is alive. How threads are stolen stays as it is.
 pub fn beat(scheduler: &Scheduler) -> Result<()> {
     Ok(scheduler.beat(monotonic_ns(), scheduler.steals()?)?)
 }

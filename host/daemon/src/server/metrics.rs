@@ -52,7 +52,7 @@ const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset
 pub(crate) struct Metrics(Mutex<Option<(Instant, Arc<Exposition>)>>);
 
 impl Metrics {
-    /// Who comes while another one gathers waits for that.
+    /// A request that comes while another one gathers waits for that.
     async fn get(&self, context: &Context) -> Result<Arc<Exposition>, Failure> {
         let mut last = self.0.lock().await;
         if let Some((at, exposition)) = &*last

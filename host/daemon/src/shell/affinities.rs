@@ -41,11 +41,11 @@ pub(super) struct Move {
 pub(super) enum Order {
     /// An operator's move; [`Event::Moved`] follows.
     Move(Move),
-    /// Masks of policies; [`Event::Confined`] follows. `pins`: whoever manages the VM sets them, and is told by [`Message::Confine`].
+    /// Masks of policies; [`Event::Confined`] follows. `pins`: the VM's manager sets them, and is told by [`Message::Confine`].
     Confine { vm: VmId, pid: i32, pidfd: Option<Arc<OwnedFd>>, masks: Vec<MaskOrder>, pins: bool },
     /// All threads of a process but its vCPUs are kept to CPUs, or get their operators' masks; [`Event::Followed`] follows.
     Follow { vm: VmId, pid: i32, pidfd: Option<Arc<OwnedFd>>, vcpus: Vec<i32>, cpus: Option<CpuSet> },
-    /// Masks of policies are given back; [`Event::MasksRestored`] follows. If whoever manages the VM pins its vCPUs: these, and how
+    /// Masks of policies are given back; [`Event::MasksRestored`] follows. If the VM's manager pins its vCPUs: these, and how
     /// many it has given back before.
     Restore { vm: VmId, pid: i32, pidfd: Option<Arc<OwnedFd>>, vcpus: Vec<i32>, pins: Result<usize, String> },
     /// A thread has its operator's mask.

@@ -40,7 +40,7 @@ pub(crate) enum Message {
     Event(Event),
     /// A worker reports.
     Worker(ConnectionId, report::Report),
-    /// Threads of a process were pinned by whoever manages its VM, or were not. Of these no mask is kept any more, nor does scx_vnuma
+    /// Threads of a process were pinned by its VM's manager, or were not. Of these no mask is kept any more, nor does scx_vnuma
     /// have them. Carries the event for the core.
     Pinned(i32, Vec<i32>, Event),
     /// Of a VM whose manager pins as policies want: threads of its process that run no vCPU are confined by affinities.

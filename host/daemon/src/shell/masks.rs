@@ -98,7 +98,7 @@ struct Process {
 pub(super) struct Masks {
     directory: PathBuf,
     known: BTreeMap<i32, Process>,
-    /// vCPUs, by process, that whoever manages their VMs pins. Their masks are nobody's here.
+    /// vCPUs, by process, that their VMs' manager pins. Their masks are nobody's here.
     pinned: BTreeMap<i32, BTreeSet<i32>>,
 }
 
@@ -155,7 +155,7 @@ impl Masks {
         }
     }
 
-    /// These vCPUs are pinned by whoever manages their VM.
+    /// These vCPUs are pinned by their VM's manager.
     pub(super) fn leave(&mut self, pid: i32, tids: impl IntoIterator<Item = i32>) {
         let mut tids = tids.into_iter().peekable();
         if tids.peek().is_some() {

@@ -150,7 +150,7 @@ pub(crate) struct Shell {
     inbox: Arc<Inbox>,
     records: ChannelRecords,
     workers: HashMap<ConnectionId, (VmId, VmWorker)>,
-    /// VMs whose vCPUs are moved by whoever manages them, with the connection to that.
+    /// VMs whose vCPUs are moved by their manager, with the connection to that.
     channels: HashMap<VmId, Channel>,
     /// The process of each VM, as the connection to its hypervisor found it.
     pidfds: HashMap<VmId, (i32, Arc<OwnedFd>)>,
@@ -607,7 +607,7 @@ impl Shell {
         self.core.world().get(vm).is_some_and(|known| known.abilities.pins)
     }
 
-    /// Who asks whoever manages the VM.
+    /// Who asks the VM's manager.
     fn pinner(&self, vm: VmId) -> Option<&VmWorker> {
         let connection = self.core.world().get(vm)?.link.connection()?;
         self.workers.get(&connection).map(|(_, worker)| worker)

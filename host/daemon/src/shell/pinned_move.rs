@@ -1,4 +1,4 @@
-//! A move that whoever manages the VM has to make, as it keeps pins of its own. However it ends, the core learns of it.
+//! A move that the VM's manager has to make, as it keeps pins of its own. However it ends, the core learns of it.
 
 use super::inbox::{Inbox, Message};
 use crate::core::event::Event;

@@ -130,7 +130,7 @@ impl Drop for PolicyPins {
     }
 }
 
-/// Who learns how many pins were given back.
+/// Learns how many pins were given back.
 type Told = Box<dyn FnOnce(Result<usize, String>) + Send>;
 
 /// Pins of policies that are to be given back.
@@ -189,7 +189,7 @@ fn wanted_pins(vm: &Vm) -> BTreeMap<i32, Vec<CpuSet>> {
 }
 
 impl Shell {
-    /// Has pins of policies made by whoever manages the VM.
+    /// Has pins of policies made by the VM's manager.
     pub(super) fn confine_by_pins(&mut self, vm: VmId, pid: i32, orders: Vec<PinOrder>) {
         let pins = PolicyPins::new((vm, pid), orders, Arc::clone(&self.inbox));
         let refused = match self.pinner(vm) {

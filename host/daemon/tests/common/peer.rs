@@ -114,7 +114,7 @@ pub fn serve_if_asked() {
     let listener = if fs::metadata("/dev/stdin").is_ok_and(|file| file.file_type().is_socket()) {
         UnixListener::from(handed)
     } else {
-        // Listening and named in one step: whoever sees the socket finds the threads.
+        // Listening and named in one step: a client that sees the socket finds the threads.
         let hidden = socket.with_extension("new");
         let listener = UnixListener::bind(&hidden).expect("bound");
         fs::rename(&hidden, &socket).expect("renamed");

@@ -45,7 +45,7 @@ const OF_ALL: usize = 256;
 /// How long an attach waits for another one, whose QEMU has not connected yet.
 const TURN_LIMIT: Duration = Duration::from_secs(5);
 
-/// Between two that are accepted, so that whoever connects without end keeps no attach waiting.
+/// Between two that are accepted, so that a client that connects without end does not delay an attach.
 const BREATH: Duration = Duration::from_millis(1);
 
 /// How long somebody may take to read.
@@ -64,7 +64,7 @@ pub(super) struct CommonSocket {
     path: PathBuf,
     listener: OwnedFd,
     make: MakeSpare,
-    /// Held by whoever accepts or starts a child that does. The end of a pipe that such a child has open as long as it accepts.
+    /// Held by the thread that accepts or starts a child that does. The end of a pipe that such a child has open as long as it accepts.
     turn: Mutex<Option<OwnedFd>>,
     stop: EventFd,
     /// Last, as nobody else may have the socket before it is removed.
@@ -190,7 +190,7 @@ impl CommonSocket {
         }
     }
 
-    /// Sends one that waits its messages. They are made before, as whoever is accepted waits for them.
+    /// Sends one that waits its messages. They are made before, as an accepted client waits for them.
     fn accept(&self, readers: &mut Vec<Reader>) -> io::Result<()> {
         let messages = messages(&self.spare()?)?;
         let mut batch = Batch::new(&messages);

@@ -220,7 +220,7 @@ fn device_xml(socket: &str, bus: u32, along: bool) -> String {
 
 impl VmConnection for LibvirtConnection {
     fn greet(&mut self) -> Result<(), VmError> {
-        // What happened while nothing was answered is told later. Until then it does not wake up whoever waits for an answer.
+        // What happened while nothing was answered is reported later. Until then it does not wake a caller that waits for an answer.
         while let Some(event) = self.next_event() {
             self.held.push_back(event);
         }

@@ -1,7 +1,7 @@
 //! The handshake of the channel's device, by a process of its own.
 //!
 //! A domain's QEMU connects to a socket in the file system, as libvirt hands over no open one, and reads the messages of the server
-//! with its big lock held: the guest stands still until it has them. Whoever serves that socket must not stop between
+//! with its big lock held: the guest stands still until it has them. The process that serves that socket must not stop between
 //! QEMU's `connect` and the last message. vnumad may be stopped or killed at any time, and so does not serve it:
 //!
 //! ```text
@@ -248,7 +248,7 @@ impl Turn {
                 Err((file, Errno::EWOULDBLOCK)) => return Err(others(file, does)),
                 Err((_, errno)) => return Err(errno.into()),
             };
-            // Whoever had it before may have removed the file.
+            // Its former holder may have removed the file.
             let (own, there) = (lock.metadata()?, fs::metadata(&path));
             if there.is_ok_and(|there| (there.dev(), there.ino()) == (own.dev(), own.ino())) {
                 lock.set_len(0)?;
@@ -399,7 +399,7 @@ struct Ends {
     accepts: RawFd,
 }
 
-/// The child: waits for QEMU, and sends it the first batch; whoever else connects gets one of the others. It makes system calls only:
+/// The child: waits for QEMU, and sends it the first batch; another client gets one of the others. It makes system calls only:
 /// other threads of the parent may have held locks (of the allocator, say) when it was forked, and they stay locked here.
 fn serve(ends: &Ends, pid: i32, keep: &[RawFd], batches: &mut [Batch], limit_ms: i32) -> ! {
     // Of others than the process that is meant.
@@ -449,7 +449,7 @@ fn serve(ends: &Ends, pid: i32, keep: &[RawFd], batches: &mut [Batch], limit_ms:
                 libc::close(peer);
             }
         };
-        // Whoever connects from now on is refused, or is the parent's.
+        // A client that connects from now on is refused, or is the parent's.
         libc::close(ends.listener);
         libc::close(ends.accepts);
         if code == SERVED {
@@ -806,7 +806,7 @@ pub(super) mod tests {
         assert!(is_refused(&dir.path().join("api")));
     }
 
-    /// A child is no part of its parent: whoever stops the parent does not stop it.
+    /// A child is no part of its parent: stopping the parent does not stop it.
     #[test]
     fn a_parent_that_is_stopped_or_killed_does_not_keep_a_client_waiting() {
         for signal in [Signal::SIGSTOP, Signal::SIGKILL] {
@@ -834,7 +834,7 @@ pub(super) mod tests {
             waitpid(parent, Some(WaitPidFlag::WUNTRACED)).unwrap();
             let next = || Handshake::start(Place::Own(dir.path()), own(), &self::server(3));
             if signal == Signal::SIGKILL {
-                // A lock ends with whoever has it, and with a child that has not closed what it does not need.
+                // A lock ends with its holder, and with a child that has not closed what it does not need.
                 while let Err(error) = next() {
                     assert!(Instant::now() < until, "{error}");
                 }

@@ -11,7 +11,7 @@
 //!              (of root or of that user) ───────┴──────────▶ (of the user of the file, if that is not root)
 //! ```
 //!
-//! So whoever writes such a file can name processes of his own container only, and if he is not root there, of his own user only.
+//! So the writer of such a file can name processes of its own container only, and if it is not root there, of its own user only.
 
 use crate::process::{Process, ThreadNames};
 use nix::sys::socket::{

@@ -1,4 +1,4 @@
-//! Whoever attaches a domain is stopped or killed meanwhile: its guest does not stand still.
+//! The process that attaches a domain is stopped or killed meanwhile: the guest does not stand still.
 
 use super::*;
 use std::{
@@ -49,7 +49,7 @@ impl Pulse {
     }
 }
 
-/// Takes the place of a socket as soon as it is there, as another vnumad would, and answers whoever connects.
+/// Takes the place of a socket as soon as it is there, as another vnumad would, and answers each client.
 fn answer_instead(socket: &Path, libvirtd: Pid, until: &AtomicBool) {
     let own = socket.with_extension("other");
     let listener = UnixListener::bind(&own).unwrap();

@@ -82,7 +82,7 @@ fn a_container_without_the_folder_of_the_sockets_is_named() {
     assert!(error.contains(&expected), "{error}");
 }
 
-/// Whoever writes the file may be anybody who has got into the container.
+/// The file may have been written by anybody who has got into the container.
 #[test]
 fn its_files_name_processes_of_that_container_and_user_only() {
     let Some(libvirt) = Libvirt::start_in_container(65534) else { return };

@@ -32,8 +32,8 @@ const AFFINITY: &str = "vnuma_affinity";
 /// Failures to take events, one after the other, until it is given up.
 const FAILURES: u32 = 8;
 
-/// After events were taken whoever takes them rests so long, so that those that come meanwhile are taken together: one that comes
-/// alone is taken at once, and thousands in a second make hundreds of wake-ups, here and of whoever is told.
+/// After events were taken their reader rests so long, so that those that come meanwhile are taken together: one that comes
+/// alone is taken at once, and thousands in a second make hundreds of wake-ups, here and of the receiver.
 pub const REST: Duration = Duration::from_millis(4);
 
 /// Between two of them.

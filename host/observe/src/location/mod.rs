@@ -401,7 +401,7 @@ impl LocationWatcher {
         self.health().sees_affinity
     }
 
-    /// Records that the BPF programs have made; none when polling. Each wakes whoever takes them at most once.
+    /// Records that the BPF programs have made; none when polling. Each wakes its reader at most once.
     pub fn reported(&self) -> u64 {
         match &self.shared.lock().source {
             Some(Source::Bpf(bpf)) => bpf.reported(),

@@ -29,7 +29,7 @@ pub fn read_pinned(topology: &HostTopology, tid: i32) -> Option<Option<HostNodeI
     Affinity::of(tid).ok().map(|allowed| topology.node_of_cpus(&allowed.cpus()))
 }
 
-/// The allowed CPUs first: whoever sets them and moves the thread then does so in this order. The second look is at a
+/// The allowed CPUs first: a program that sets them and then moves the thread does so in this order. The second look is at a
 /// thread of this process only, so that the first one was, too.
 pub(super) fn read_thread(pid: i32, tid: i32) -> Result<ThreadState, LocationError> {
     let failed = |error| match error {

@@ -5,7 +5,7 @@
 //!                                                    └────────── timed by BPF programs ──────┘
 //! ```
 //!
-//! Whoever touches a page waits only while `migrate_pages()` moves it. On a host whose CPUs are all busy most of the call's time
+//! A thread that touches a page waits only while `migrate_pages()` moves it. On a host whose CPUs are all busy most of the call's time
 //! goes before that, as a worker of the kernel has to run on each CPU, and delays no other process.
 //!
 //! It needs a kernel with BTF, `CAP_BPF` and `CAP_PERFMON`, and the initial PID namespace. Elsewhere [`PageMoves::of_this_thread`] says

@@ -269,7 +269,7 @@ fn last_word(cpus: usize) -> u64 {
 }
 
 /// The memory of the program's map. The program writes to it while it runs, and that is while somebody waits in
-/// [`TaskReader::run`]. Every access is a volatile one, as whoever else may open the map could write to it at any time.
+/// [`TaskReader::run`]. Every access is a volatile one, as another process that may open the map could write to it at any time.
 #[derive(Debug)]
 struct Shared(NonNull<Tasks>);
 

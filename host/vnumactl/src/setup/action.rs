@@ -70,7 +70,7 @@ impl Action {
             Self::Keep { path, line } => {
                 let path = below(path);
                 path.parent().map_or(Ok(()), fs::create_dir_all)?;
-                // Whoever reads it meanwhile finds the old one, or all of the new one.
+                // A reader finds the old one, or all of the new one.
                 let new = path.with_extension("vnuma-new");
                 fs::write(&new, format!("{line}\n"))?;
                 fs::set_permissions(&new, fs::Permissions::from_mode(0o644))?;

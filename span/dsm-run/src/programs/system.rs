@@ -120,7 +120,7 @@ pub fn memory(shared: &Shared, task: &Task, rounds: usize) -> Result<u64, String
                 });
             }
             shared.barrier();
-            // Whoever wrote last wrote in its last round.
+            // The last writer wrote in its last round.
             for word in 0..words {
                 let found = shared.load(begin + word);
                 let writer = if task.scope == Scope::Local { shared.node } else { (found >> 56) as usize };
