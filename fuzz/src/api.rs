@@ -1,6 +1,6 @@
 //! Requests to a daemon with one VM. The first line of an input is method and path, the rest is the body.
 
-use crate::{expect_clear, scratch};
+use crate::{expect_clear, scratch, start_vcpu};
 use nix::sys::eventfd::EventFd;
 use std::{
     collections::BTreeMap,
@@ -11,7 +11,7 @@ use std::{
         unix::net::UnixStream,
     },
     path::PathBuf,
-    sync::{Arc, OnceLock, mpsc},
+    sync::{Arc, OnceLock},
     thread,
     time::{Duration, Instant},
 };
@@ -155,18 +155,6 @@ fn write_host(root: &std::path::Path) -> std::io::Result<()> {
         write(&format!("sys/bus/pci/devices/0000:81:00.0/{file}"), text)?;
     }
     write("proc/sys/kernel/random/boot_id", "boot\n")
-}
-
-/// A thread that stands for a vCPU's.
-fn start_vcpu() -> i32 {
-    let (tell, told) = mpsc::channel();
-    thread::spawn(move || {
-        tell.send(nix::unistd::gettid().as_raw()).expect("somebody listens");
-        loop {
-            thread::park();
-        }
-    });
-    told.recv().expect("it started")
 }
 
 /// One VM, `web`, with a guest node and a vCPU.

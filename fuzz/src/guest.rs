@@ -1,6 +1,6 @@
 //! What the agent of a guest reads: files of processes and of the kernel, its operator's rules, an earlier agent's journal.
 
-use crate::expect_clear;
+use crate::{expect_clear, expect_line};
 use std::path::Path;
 use vnuma_guest::{
     journal,
@@ -51,13 +51,7 @@ pub fn rules(input: &[u8]) {
                 assert!(!rules.libraries.has(file) || text.contains("libraries"), "{file}");
             }
         }
-        Err(error) => {
-            let message = error.to_string();
-            expect_clear(&message);
-            let rest = message.strip_prefix("/etc/x.toml: line ").unwrap_or_else(|| panic!("{message}"));
-            let line: usize = rest.split(':').next().and_then(|n| n.parse().ok()).expect("a line");
-            assert!((1..=text.split('\n').count()).contains(&line), "{message}");
-        }
+        Err(error) => expect_line(&error.to_string(), &text),
     }
 }
 

@@ -103,6 +103,27 @@ fn expect_clear(message: &str) {
     expect_plain(message);
 }
 
+/// Does this refusal name the file, `/etc/x.toml`, and one of the lines of its text?
+#[track_caller]
+fn expect_line(message: &str, text: &str) {
+    expect_clear(message);
+    let rest = message.strip_prefix("/etc/x.toml: line ").unwrap_or_else(|| panic!("{message}"));
+    let line: usize = rest.split(':').next().and_then(|n| n.parse().ok()).expect("a line");
+    assert!((1..=text.split('\n').count()).contains(&line), "{message}");
+}
+
+/// A thread that stands for a vCPU's.
+fn start_vcpu() -> i32 {
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        tell.send(nix::unistd::gettid().as_raw()).expect("somebody listens");
+        loop {
+            std::thread::park();
+        }
+    });
+    told.recv().expect("it started")
+}
+
 /// No line breaks, no escape sequences.
 #[track_caller]
 fn expect_plain(text: &str) {

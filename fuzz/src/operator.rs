@@ -1,6 +1,6 @@
 //! What operators write, and what they are shown.
 
-use crate::{expect_clear, expect_plain};
+use crate::{expect_line, expect_plain};
 use std::{ffi::OsStr, os::unix::ffi::OsStrExt, path::Path, time::Duration};
 use vnuma_daemon::Config;
 use vnuma_policy::scheduling::Policy;
@@ -21,13 +21,7 @@ pub fn config(input: &[u8]) {
             assert!((millis(100)..=millis(60_000)).contains(&config.policy_period), "{config:?}");
             assert!(config.settle.dwell_ns <= 60_000_000_000, "{config:?}");
         }
-        Err(error) => {
-            let message = error.to_string();
-            expect_clear(&message);
-            let rest = message.strip_prefix("/etc/x.toml: line ").unwrap_or_else(|| panic!("{message}"));
-            let line: usize = rest.split(':').next().and_then(|n| n.parse().ok()).expect("a line");
-            assert!((1..=text.split('\n').count()).contains(&line), "{message}");
-        }
+        Err(error) => expect_line(&error.to_string(), &text),
     }
 }
 

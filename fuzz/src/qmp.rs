@@ -11,7 +11,7 @@
 //!
 //! When there are no more lines it hangs up.
 
-use crate::{expect_clear, scratch};
+use crate::{expect_clear, scratch, start_vcpu};
 use std::{
     collections::BTreeSet,
     io::{BufRead, BufReader, Write},
@@ -44,7 +44,7 @@ fn peer() -> &'static Mutex<Peer> {
         let socket = scratch().join("qmp.sock");
         let listener = UnixListener::bind(&socket).expect("a socket");
         let (scripts, received) = mpsc::channel();
-        let threads = [park(), park()];
+        let threads = [start_vcpu(), start_vcpu()];
         thread::spawn(move || {
             while let (Ok((stream, _)), Ok(script)) = (listener.accept(), received.recv()) {
                 // The other end may have hung up.
@@ -54,18 +54,6 @@ fn peer() -> &'static Mutex<Peer> {
         let handle = QmpBackend::handle(&socket).expect("a path of ours");
         Mutex::new(Peer { scripts, handle, threads })
     })
-}
-
-/// A thread that stands for a vCPU's.
-fn park() -> i32 {
-    let (tell, told) = mpsc::channel();
-    thread::spawn(move || {
-        tell.send(nix::unistd::gettid().as_raw()).expect("somebody listens");
-        loop {
-            thread::park();
-        }
-    });
-    told.recv().expect("it started")
 }
 
 fn serve(mut stream: &UnixStream, script: Vec<Vec<u8>>, threads: [i32; 2]) -> std::io::Result<()> {

@@ -12,6 +12,7 @@ mod memory;
 mod migrate;
 mod place;
 mod policy;
+mod progress;
 mod record;
 mod rehome;
 pub mod replay;

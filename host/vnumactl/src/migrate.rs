@@ -2,20 +2,16 @@
 
 use crate::{
     failure::Failure,
+    progress::{self, Progress},
     table::{plain, size},
 };
 use clap::Args;
-use std::{
-    io::{self, IsTerminal, Write},
-    time::Duration,
-};
+use std::time::Duration;
 use vnuma_api::{MigrateRequest, Migration, operation as op};
 use vnuma_client::Client;
 
 /// Between two looks at how far it is.
 const LOOK: Duration = Duration::from_millis(200);
-/// Characters of the bar.
-const WIDTH: usize = 30;
 
 #[derive(Args)]
 pub struct Arguments {
@@ -54,9 +50,9 @@ pub async fn run(client: &Client, arguments: &Arguments, json: bool) -> Result<(
     };
     let input = MigrateRequest { destination, post_copy: arguments.post_copy };
     let mut shown = client.ask::<op::Migrate>(vm, &input).await?;
-    let mut progress = Progress { bar: io::stderr().is_terminal(), last: String::new() };
+    let mut progress = Progress::new(true);
     while !arguments.no_wait && shown.is_active() {
-        progress.show(&shown);
+        progress.show(&shown.state, &bar(&shown));
         tokio::time::sleep(LOOK).await;
         shown = client.ask::<op::ShowMigration>(vm, &()).await?;
     }
@@ -73,41 +69,13 @@ fn failed(shown: &Migration) -> Failure {
     Failure::Migration { vm: plain(&shown.vm), destination: plain(&shown.destination) }
 }
 
-/// How far it is, on standard error: a bar on a terminal, elsewhere a line for each state.
-struct Progress {
-    bar: bool,
-    /// The state that was shown last.
-    last: String,
-}
-
-impl Progress {
-    fn show(&mut self, shown: &Migration) {
-        let mut out = io::stderr().lock();
-        // It is only for the eye, here and below.
-        if self.bar {
-            let _ = write!(out, "\r\x1b[K{}", bar(shown)).and_then(|()| out.flush());
-        } else if self.last != shown.state {
-            let _ = writeln!(out, "{}", bar(shown));
-        }
-        self.last.clone_from(&shown.state);
-    }
-
-    fn end(&self) {
-        if self.bar {
-            let _ = write!(io::stderr().lock(), "\r\x1b[K");
-        }
-    }
-}
-
 /// For example `sending    [######........................] 43 MiB sent, 120 MiB left, pass 1`.
 pub fn bar(shown: &Migration) -> String {
     let share = match shown.total_bytes {
         0 => 0.0,
         total => 1.0 - shown.left_bytes as f64 / total as f64,
     };
-    let full = ((share * WIDTH as f64) as usize).min(WIDTH);
-    let line = format!("{}{}", "#".repeat(full), ".".repeat(WIDTH - full));
-    format!("{:<10} [{line}] {}", plain(&shown.state), figures(shown))
+    progress::bar(&shown.state, 10, share, &figures(shown))
 }
 
 fn figures(shown: &Migration) -> String {

@@ -2,20 +2,16 @@
 
 use crate::{
     failure::Failure,
+    progress::{self, Progress},
     table::{Table, or_dash, plain, size},
 };
 use clap::Args;
-use std::{
-    io::{self, IsTerminal, Write},
-    time::Duration,
-};
+use std::time::Duration;
 use vnuma_api::{GuestNodeHome, Rehome, RehomeRequest, RehomeState, operation as op};
 use vnuma_client::Client;
 
 /// Between two looks at how far it is.
 const LOOK: Duration = Duration::from_millis(300);
-/// Characters of the bar.
-const WIDTH: usize = 30;
 
 #[derive(Args)]
 pub struct Arguments {
@@ -58,13 +54,13 @@ pub async fn run(client: &Client, arguments: &Arguments, json: bool) -> Result<(
     let its = |shown: &Rehome| {
         shown.rehome.as_ref().is_some_and(|known| (known.guest_node, known.node) == (guest_node, node))
     };
-    let mut bar = Bar { shown: io::stderr().is_terminal() };
+    let mut progress = Progress::new(false);
     while !arguments.no_wait && its(&shown) && shown.rehome.as_ref().is_some_and(RehomeState::is_active) {
-        shown.rehome.iter().for_each(|state| bar.draw(state));
+        shown.rehome.iter().for_each(|state| progress.show(&state.state, &bar(state)));
         tokio::time::sleep(LOOK).await;
         shown = client.ask::<op::ShowRehome>(vm, &()).await?;
     }
-    bar.clear();
+    progress.end();
     crate::print(json, &shown, text)?;
     let state = shown.rehome.as_ref().filter(|_| its(&shown));
     match state.map(|state| state.state.as_str()) {
@@ -74,37 +70,13 @@ pub async fn run(client: &Client, arguments: &Arguments, json: bool) -> Result<(
     }
 }
 
-/// How far it is, on a terminal.
-struct Bar {
-    shown: bool,
-}
-
-impl Bar {
-    fn draw(&mut self, state: &RehomeState) {
-        if self.shown {
-            let mut out = io::stderr().lock();
-            // It is only for the eye.
-            let _ = write!(out, "\r\x1b[K{}", bar(state)).and_then(|()| out.flush());
-        }
-    }
-
-    fn clear(&mut self) {
-        if self.shown {
-            let _ = write!(io::stderr().lock(), "\r\x1b[K");
-        }
-    }
-}
-
 /// For example `memory   [######........] 43 %, 440 MiB of 1024 MiB`.
 pub fn bar(state: &RehomeState) -> String {
     let share = state.there_bytes as f64 / state.total_bytes.max(1) as f64;
-    let full = ((share * WIDTH as f64) as usize).min(WIDTH);
-    let line = format!("{}{}", "#".repeat(full), ".".repeat(WIDTH - full));
-    let what = plain(&state.state);
-    format!("{what:<8} [{line}] {}", progress(state))
+    progress::bar(&state.state, 8, share, &figures(state))
 }
 
-fn progress(state: &RehomeState) -> String {
+fn figures(state: &RehomeState) -> String {
     let percent = state.there_bytes as f64 / state.total_bytes.max(1) as f64 * 100.0;
     format!("{percent:.0} %, {} of {}", shown(state.there_bytes), shown(state.total_bytes))
 }
@@ -134,7 +106,7 @@ pub fn text(rehome: &Rehome) -> String {
         "done" => {
             format!(
                 "\nGuest node {guest_node} has its home on node {node}: {}; moved: {}\n",
-                progress(state),
+                figures(state),
                 vcpus(&state.vcpus)
             )
         }
@@ -143,7 +115,7 @@ pub fn text(rehome: &Rehome) -> String {
             let line = format!(
                 "\nGuest node {guest_node} to node {node}: {} ({partly}): {}\n",
                 plain(phase),
-                progress(state)
+                figures(state)
             );
             line + &undo(state)
         }

@@ -2,7 +2,7 @@
 
 use super::SysfsError;
 use std::{
-    fs::{self, OpenOptions},
+    fs::{self, File, OpenOptions},
     io::{self, Read},
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
@@ -37,12 +37,7 @@ impl Tree {
     /// A file's text, or `None` if there is no such file.
     pub(super) fn text(&self, path: &Path) -> Result<Option<String>, SysfsError> {
         let failed = |source| SysfsError::Read { path: path.to_owned(), source };
-        // O_NONBLOCK: opening a FIFO would wait for its writer.
-        let file = match OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path) {
-            Ok(file) => file,
-            Err(error) if absent(&error) => return Ok(None),
-            Err(error) => return Err(failed(error)),
-        };
+        let Some(file) = open(path)? else { return Ok(None) };
         if !file.metadata().map_err(failed)?.is_file() {
             return Err(SysfsError::NotAFile { path: path.to_owned() });
         }
@@ -66,11 +61,7 @@ impl Tree {
     pub(super) fn beginning(&self, path: &Path) -> Result<Option<String>, SysfsError> {
         const LIMIT: u64 = 1 << 20;
         let failed = |source| SysfsError::Read { path: path.to_owned(), source };
-        let file = match OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path) {
-            Ok(file) => file,
-            Err(error) if absent(&error) => return Ok(None),
-            Err(error) => return Err(failed(error)),
-        };
+        let Some(file) = open(path)? else { return Ok(None) };
         let mut bytes = Vec::new();
         file.take(LIMIT).read_to_end(&mut bytes).map_err(failed)?;
         bytes.truncate(bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |last| last + 1));
@@ -135,6 +126,16 @@ impl Tree {
         let mut numbers: Vec<u32> = self.names(path)?.iter().filter_map(number).collect();
         numbers.sort_unstable();
         Ok(numbers)
+    }
+}
+
+/// Opens a file to be read; `None` if there is none.
+fn open(path: &Path) -> Result<Option<File>, SysfsError> {
+    // O_NONBLOCK: opening a FIFO would wait for its writer.
+    match OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path) {
+        Ok(file) => Ok(Some(file)),
+        Err(error) if absent(&error) => Ok(None),
+        Err(source) => Err(SysfsError::Read { path: path.to_owned(), source }),
     }
 }
 
