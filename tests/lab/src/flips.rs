@@ -14,6 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 use vnuma_observe::scheduler::Scheduler;
+use vnuma_random::Rng;
 use vnuma_scenario::HANG_LIMIT;
 
 /// Threads that wait beside the one that is stolen, so that there is time between its choice and the theft.
@@ -69,15 +70,12 @@ fn flip(scheduler: &Scheduler, tid: i32, thefts: u64) -> Result<()> {
     allow(0, &[0, 1])?;
     let stolen = || scheduler.counts().stolen_local;
     let (before, mut last, mut progress) = (stolen(), 0, Instant::now());
-    let (mut random, mut flips) = (0x9e37_79b9_7f4a_7c15_u64, 0);
+    let (mut random, mut flips) = (Rng::new(1), 0);
     while last < thefts {
         for _ in 0..CHANGES {
             for cpus in [&[2, 3][..], &[2]] {
                 allow(tid, cpus)?;
-                random ^= random << 13;
-                random ^= random >> 7;
-                random ^= random << 17;
-                let until = Instant::now() + MOST.mul_f64((random >> 11) as f64 / (1_u64 << 53) as f64);
+                let until = Instant::now() + MOST.mul_f64(random.share());
                 while Instant::now() < until {
                     std::hint::spin_loop();
                 }

@@ -5,8 +5,8 @@ use crate::guest::{
     DEFAULT_KERNEL, check, check_kernel_log, equip_with, show_guest, taskset, wait_until_listed,
     wait_until_seen,
 };
-use crate::random::Random;
 use anyhow::{Context, Result};
+use vnuma_random::Rng;
 use vnuma_scenario::{Nodes, Vm, vnumactl, vnumad};
 
 const VCPUS: usize = 4;
@@ -52,7 +52,7 @@ fn follow(arguments: &Arguments, kernel: &str, vm: &Vm, nodes: &Nodes) -> Result
     let _load =
         vm.spawn(&["stress-ng", "--quiet", "--cpu", &VCPUS.to_string(), "--vm", "1", "--vm-bytes", "32M"])?;
 
-    let mut random = Random(arguments.seed);
+    let mut random = Rng::new(arguments.seed);
     for round in 0..arguments.rounds {
         let moves = plan(round, &hosts, &mut random);
         for &(vcpu, node, by_vnumactl) in &moves {
@@ -81,17 +81,17 @@ fn expect(vm: &Vm, places: &[u32]) -> Result<()> {
 }
 
 /// Moves of one round: (vCPU, host node, by vnumactl or without vnumad's knowledge).
-fn plan(round: usize, hosts: &[u32], random: &mut Random) -> Vec<(usize, u32, bool)> {
-    let node = hosts[random.below(hosts.len())];
-    let by_vnumactl = random.below(2) == 0;
+fn plan(round: usize, hosts: &[u32], random: &mut Rng) -> Vec<(usize, u32, bool)> {
+    let node = hosts[random.index(hosts.len())];
+    let by_vnumactl = random.index(2) == 0;
     match round % 4 {
         // Everything on one node: the others are emptied, CPU 0's among them.
         0 => (0..VCPUS).map(|vcpu| (vcpu, node, by_vnumactl)).collect(),
         // Filled again, all at once.
         1 => (0..VCPUS)
-            .map(|vcpu| (vcpu, hosts[(vcpu + random.below(2)) % hosts.len()], by_vnumactl))
+            .map(|vcpu| (vcpu, hosts[(vcpu + random.index(2)) % hosts.len()], by_vnumactl))
             .collect(),
         2 => vec![(0, node, by_vnumactl)],
-        _ => vec![(random.below(VCPUS), node, by_vnumactl)],
+        _ => vec![(random.index(VCPUS), node, by_vnumactl)],
     }
 }

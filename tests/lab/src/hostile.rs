@@ -3,7 +3,6 @@
 use crate::guest::{
     check, check_kernel_log, detach, equip, taskset, unload_driver, wait_until_listed, wait_until_seen,
 };
-use crate::random::Random;
 use anyhow::{Context, Result, ensure};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap};
 use std::fs::{self, File, OpenOptions};
@@ -14,6 +13,7 @@ use std::ptr::NonNull;
 use std::time::Instant;
 use vnuma_abi_topology_channel::REGION_SIZE;
 use vnuma_abi_topology_channel::ivshmem::{HOST_PEER, REG_DOORBELL, VECTORS};
+use vnuma_random::Rng;
 use vnuma_scenario::{Nodes, Vm, vnumactl, vnumad};
 
 const PROGRAM: &str = "/root/lab-scenario";
@@ -84,13 +84,13 @@ pub fn scribble() -> Result<()> {
     let memory: NonNull<u64> = map(&device.join("resource2"), REGION_SIZE)?.cast();
     let registers: NonNull<u8> = map(&device.join("resource0"), 0x100)?.cast();
     println!("scribbling over {}", device.display());
-    let mut random = Random(1);
+    let mut random = Rng::new(1);
     loop {
         for word in 0..REGION_SIZE / 8 {
             // Every other time something that a layout may have: small numbers.
-            let value = random.below(if word % 2 == 0 { usize::MAX } else { 70 }) as u64;
+            let value = random.index(if word % 2 == 0 { usize::MAX } else { 70 }) as u64;
             // SAFETY: `word` lies within the mapping, which is aligned to a page and lives as long as the process.
-            unsafe { memory.add(random.below(REGION_SIZE / 8)).write_volatile(value) };
+            unsafe { memory.add(random.index(REGION_SIZE / 8)).write_volatile(value) };
             let vector = (word % VECTORS) as u32;
             // SAFETY: the register is a 32-bit word within the mapping of the registers.
             unsafe {

@@ -2,12 +2,12 @@
 //! over, and the guest ends up with what is true.
 
 use crate::guest::{check, check_kernel_log, detach, equip, listed, taskset, wait_until_seen};
-use crate::random::Random;
 use anyhow::{Context, Result, ensure};
 use std::fs;
 use std::path::Path;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
+use vnuma_random::Rng;
 use vnuma_scenario::{HANG_LIMIT, Nodes, Process, Vm, vnumactl, vnumad, wait_for};
 
 const VCPUS: usize = 2;
@@ -41,17 +41,17 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     expect(&vm, &places)?;
     let descriptors = open_files(vm.pid)?;
 
-    let mut random = Random(arguments.seed);
+    let mut random = Rng::new(arguments.seed);
     let mut other = None;
     let mut resumed = Vec::new();
     for kill in 0..arguments.kills {
-        for _ in 0..=random.below(3) {
+        for _ in 0..=random.index(3) {
             place(&vm, &mut places, &hosts, &nodes, &mut random)?;
         }
-        sleep(Duration::from_millis(random.below(MOMENT_MS) as u64));
+        sleep(Duration::from_millis(random.index(MOMENT_MS) as u64));
         // SIGKILL; dropping waits for the end.
         drop(daemon.take());
-        if random.below(2) == 0 {
+        if random.index(2) == 0 {
             place(&vm, &mut places, &hosts, &nodes, &mut random)?;
         }
         match kill % OTHER_EVERY {
@@ -83,8 +83,8 @@ pub fn run(arguments: &Arguments) -> Result<()> {
 }
 
 /// Puts a vCPU somewhere, without vnumad's knowledge.
-fn place(vm: &Vm, places: &mut [u32], hosts: &[u32], nodes: &Nodes, random: &mut Random) -> Result<()> {
-    let (vcpu, node) = (random.below(VCPUS), hosts[random.below(hosts.len())]);
+fn place(vm: &Vm, places: &mut [u32], hosts: &[u32], nodes: &Nodes, random: &mut Rng) -> Result<()> {
+    let (vcpu, node) = (random.index(VCPUS), hosts[random.index(hosts.len())]);
     taskset(vm, vcpu, node, nodes)?;
     places[vcpu] = node;
     Ok(())

@@ -20,21 +20,20 @@ mod machine;
 mod manual;
 mod memory;
 mod migrate;
-mod migrations;
+mod migrate_times;
 mod moving;
 mod numactl;
 mod others;
 mod packages;
 mod pages;
-mod placed;
-mod places;
+mod placement;
 mod plugged;
 mod policy;
+mod policy_scx;
 mod programs;
-mod random;
 mod readings;
 mod rehome;
-mod rehomed;
+mod rehome_auto;
 mod replug;
 mod resize;
 mod runtimes;
@@ -86,7 +85,7 @@ enum Scenario {
     /// A guest node of a running VM gets another home
     Rehome,
     /// The memory of a guest node goes after vCPUs that have come to stay elsewhere
-    Rehomed,
+    RehomeAuto,
     /// Guest nodes of a running VM grow and shrink
     Resize,
     /// Memory that was plugged is looked at, comes home and is re-homed
@@ -113,7 +112,7 @@ enum Scenario {
     /// A VM with a load migrates to another QEMU and back
     Migrate,
     /// Migrations again and again; each one is a line of JSON
-    Migrations(migrations::Arguments),
+    MigrateTimes(migrate_times::Arguments),
     /// The demonstration on the machine itself, to its end and interrupted
     Machine,
     /// What programs of other runtimes read of the topology, and whether they follow it by themselves
@@ -131,7 +130,7 @@ enum Scenario {
     /// A domain that AppArmor confines is attached by the packaged vnumad; a part of `packages`
     Confined,
     /// VMs are started as `vnumactl place` prints them
-    Placed,
+    Placement,
     /// A scheduling policy takes a vCPU to its memory, and gives its operator's CPUs back
     Policy,
     /// The scheduler of vCPU threads, with threads that are no vCPUs and with those of VMs
@@ -183,7 +182,7 @@ fn play(scenario: Scenario) -> anyhow::Result<()> {
         Scenario::Hot => hot::run(),
         Scenario::Warm => hot::warm(),
         Scenario::Rehome => rehome::run(),
-        Scenario::Rehomed => rehomed::run(),
+        Scenario::RehomeAuto => rehome_auto::run(),
         Scenario::Resize => resize::run(),
         Scenario::Plugged => plugged::run(),
         Scenario::Moving(arguments) => moving::run(&arguments),
@@ -191,14 +190,14 @@ fn play(scenario: Scenario) -> anyhow::Result<()> {
         Scenario::Kills(arguments) => kills::run(&arguments),
         Scenario::Replug => replug::run(),
         Scenario::Migrate => migrate::run(),
-        Scenario::Migrations(arguments) => migrations::run(&arguments),
+        Scenario::MigrateTimes(arguments) => migrate_times::run(&arguments),
         Scenario::Machine => machine::run(),
         Scenario::Hotspot { version } => hotspot::run(&version),
         Scenario::Programs => programs::run(),
         Scenario::Runtimes => runtimes::run(),
         Scenario::Packages => packages::run(),
         Scenario::Confined => packages::confined(),
-        Scenario::Placed => placed::run(),
+        Scenario::Placement => placement::run(),
         Scenario::Policy => policy::run(),
         Scenario::Scheduler(arguments) => scheduler::run(&arguments),
         Scenario::Soak(arguments) => soak::run(&arguments),

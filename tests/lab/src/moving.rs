@@ -3,7 +3,6 @@
 
 use crate::guest::{check_kernel_log, equip, wait_until_listed};
 use crate::pages::Mapping;
-use crate::random::Random;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 use std::{
@@ -12,6 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 use vnuma_lab_agent::emulator::ended_guest;
+use vnuma_random::Rng;
 use vnuma_scenario::{HANG_LIMIT, Process, Vm, vnumactl, vnumad, wait_for};
 
 const NAME: &str = "moving";
@@ -55,7 +55,7 @@ enum Work {
 
 /// What has been done, by all VMs.
 struct Done {
-    random: Random,
+    random: Rng,
     /// Kills in each kind of work, and those of them in the middle of it.
     kills: [usize; 2],
     middle: usize,
@@ -81,7 +81,7 @@ const MOST_ENDED: usize = 10;
 pub fn run(arguments: &Arguments) -> Result<()> {
     ensure!(arguments.kills > 0, "--kills: at least one");
     fs::write(CONFIGURATION, SETTINGS).context(CONFIGURATION)?;
-    let mut done = Done { random: Random(arguments.seed), kills: [0, 0], middle: 0 };
+    let mut done = Done { random: Rng::new(arguments.seed), kills: [0, 0], middle: 0 };
     let mut ended = 0;
     while let Err(error) = go_on(arguments.kills, &mut done) {
         let told = format!("{error:?}");
@@ -158,7 +158,7 @@ impl Run<'_> {
     fn kill(&mut self, daemon: Process, kill: usize) -> Result<Process> {
         // QEMU binds it to its first home: no policy brings it to another one.
         let at_home = self.places()?[0].0 == HOME;
-        let work = if self.done.random.below(2) == 0 && at_home { Work::ComesHome } else { Work::ReHomed };
+        let work = if self.done.random.index(2) == 0 && at_home { Work::ComesHome } else { Work::ReHomed };
         let (from, to) = self.begin(work)?;
         let resident = self.resident()?;
         let before = self.memory.on(to)?;
@@ -166,7 +166,7 @@ impl Run<'_> {
         await_soon(begun).with_context(|| {
             format!("{work:?}: no page moves: {:?}, {:?}", self.places(), vnumactl(&["memory", NAME]))
         })?;
-        sleep(Duration::from_millis(self.done.random.below(MOMENT_MS) as u64));
+        sleep(Duration::from_millis(self.done.random.index(MOMENT_MS) as u64));
         // SIGKILL; dropping waits for the end.
         drop(daemon);
         let left = self.memory.on(from)?;

@@ -3,7 +3,7 @@
 //! what a PMU would count.
 
 use crate::guest::{expect_check, listed, wait_until_listed};
-use crate::{memory, others::Others, places, readings};
+use crate::{memory, others::Others, policy_scx, readings};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 use std::fs;
@@ -83,7 +83,7 @@ pub fn run() -> Result<()> {
     others.expect_free().context("after SIGTERM")?;
     println!("stopped: vnumad has given the operator's CPUs back");
     memory::run(&vm)?;
-    places::run(vm)?;
+    policy_scx::run(vm)?;
     drop(busy);
     Ok(())
 }

@@ -4,7 +4,7 @@
 
 use crate::guest::{check_kernel_log, detach, equip, unload_driver};
 use crate::memory::share;
-use crate::placed::CLASS as DISK_CLASS;
+use crate::placement::CLASS as DISK_CLASS;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use vnuma_scenario::{

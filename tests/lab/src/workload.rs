@@ -8,7 +8,7 @@
 //! | `file` | a UIO file that it has open, which drives the disk | the root | node 1 |
 //! | `other` | nothing | the root | stays |
 
-use crate::placed::CLASS as DISK_CLASS;
+use crate::placement::CLASS as DISK_CLASS;
 use anyhow::{Context, Result, ensure};
 use std::collections::BTreeMap;
 use vnuma_scenario::{HANG_LIMIT, PCI_DEVICES, Process, Vm, wait_for};

@@ -70,7 +70,7 @@ fn measure(backend: &str, rounds: usize, files: &[(PathBuf, String)]) -> Result<
     for (here, there) in files {
         lab.put(here, there, HANG)?;
     }
-    let mut argv = vec!["lab-scenario".to_owned(), "migrations".to_owned()];
+    let mut argv = vec!["lab-scenario".to_owned(), "migrate-times".to_owned()];
     argv.extend(["--rounds".to_owned(), rounds.to_string()]);
     argv.extend((backend == "libvirt").then(|| "--libvirt".to_owned()));
     let mut output = Vec::new();

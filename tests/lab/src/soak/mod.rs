@@ -7,7 +7,6 @@ mod model;
 
 use crate::{
     policy::{BALANCING, CONFIGURATION},
-    random::Random,
     threads::{loaded, stop},
     vcpus::{PROGRAM, load, load_foreign, maps},
 };
@@ -25,6 +24,7 @@ use std::{
 };
 use vnuma_model::CpuSet;
 use vnuma_process::read_allowed;
+use vnuma_random::Rng;
 use vnuma_scenario::{
     HANG_LIMIT, Nodes, Process, Vm, output, vnumactl, vnumactl_command, vnumad_logging_to, wait_for,
 };
@@ -60,10 +60,10 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let text = format!("[policy]\nperiod_ms = {PERIOD_MS}\n");
     fs::write(CONFIGURATION, text).context(CONFIGURATION)?;
     let mut soak = Soak::new()?;
-    let (began, mut random, mut count) = (Instant::now(), Random(seed), 0);
+    let (began, mut random, mut count) = (Instant::now(), Rng::new(seed), 0);
     while began.elapsed().as_secs() < seconds && count < steps {
         // Now and then something happens before the last step has had its effect.
-        for _ in 0..=random.below(3) / 2 + random.below(4) / 3 {
+        for _ in 0..=random.index(3) / 2 + random.index(4) / 3 {
             count += 1;
             let step = soak.state.next(&mut random);
             let text = step.text(&soak.state.vms);

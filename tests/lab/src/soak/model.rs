@@ -1,7 +1,7 @@
 //! What is so, and what happens next. Pure, so that a seed does the same steps again.
 
-use crate::random::Random;
 use vnuma_model::CpuSet;
+use vnuma_random::Rng;
 
 /// vCPUs of each VM.
 pub const VCPUS: usize = 2;
@@ -102,7 +102,7 @@ impl Step {
     }
 }
 
-type Kind = (bool, usize, fn(&State, &mut Random) -> Step);
+type Kind = (bool, usize, fn(&State, &mut Rng) -> Step);
 
 /// What is so.
 #[derive(Clone, Debug)]
@@ -136,29 +136,29 @@ impl State {
     }
 
     /// What happens next.
-    pub fn next(&self, random: &mut Random) -> Step {
+    pub fn next(&self, random: &mut Rng) -> Step {
         let (more, fewer) = (self.vms.len() < NAMES.len(), self.vms.len() > 1);
         let (some, nothing) = (!self.vms.is_empty(), self.loaded == Loaded::Nothing);
         // Whether it is possible, how often beside the others, what it is.
         let kinds: [Kind; 11] = [
             (!self.daemon, 12, |_, _| Step::StartDaemon),
-            (self.daemon, 3, |_, random| Step::EndDaemon { kill: random.below(3) > 0 }),
+            (self.daemon, 3, |_, random| Step::EndDaemon { kill: random.index(3) > 0 }),
             (self.daemon && some, 10, Self::any_policy),
             (some, 8, Self::any_mask),
             (more, if fewer { 2 } else { 8 }, Self::any_start),
             (fewer, 1, |this, random| Step::EndVm {
-                vm: random.below(this.vms.len()),
-                kill: random.below(2) == 0,
+                vm: random.index(this.vms.len()),
+                kill: random.index(2) == 0,
             }),
-            (nothing, 4, |_, random| Step::Load { full: random.below(2) == 0 }),
+            (nothing, 4, |_, random| Step::Load { full: random.index(2) == 0 }),
             (nothing, 1, |_, _| Step::LoadOther),
             (!nothing, 1, |_, _| Step::Refused),
-            (some, 3, |_, random| Step::Wait { seconds: 5 + random.below(20) as u64 }),
-            (!nothing, 3, |_, random| Step::EndScheduler { kill: random.below(2) == 0 }),
+            (some, 3, |_, random| Step::Wait { seconds: 5 + random.index(20) as u64 }),
+            (!nothing, 3, |_, random| Step::EndScheduler { kill: random.index(2) == 0 }),
         ];
         let possible: Vec<&Kind> = kinds.iter().filter(|(possible, ..)| *possible).collect();
         let all = possible.iter().map(|(_, weight, _)| weight).sum();
-        let mut at = random.below(all);
+        let mut at = random.index(all);
         let chosen = possible.iter().find(|(_, weight, _)| {
             let found = at < *weight;
             at = at.saturating_sub(*weight);
@@ -167,19 +167,19 @@ impl State {
         chosen.map_or(Step::StartDaemon, |(_, _, make)| make(self, random))
     }
 
-    fn any_policy(&self, random: &mut Random) -> Step {
-        Step::Policy { vm: random.below(self.vms.len()), policy: POLICIES[random.below(POLICIES.len())] }
+    fn any_policy(&self, random: &mut Rng) -> Step {
+        Step::Policy { vm: random.index(self.vms.len()), policy: POLICIES[random.index(POLICIES.len())] }
     }
 
     /// CPUs that are not what a policy may have set itself: nobody could tell whose they are.
-    fn any_mask(&self, random: &mut Random) -> Step {
-        let (vm, vcpu) = (random.below(self.vms.len()), random.below(VCPUS));
+    fn any_mask(&self, random: &mut Rng) -> Step {
+        let (vm, vcpu) = (random.index(self.vms.len()), random.index(VCPUS));
         let (all, before) = (self.cpus(), &self.vms[vm].masks[vcpu]);
         let mask = loop {
-            let mask: CpuSet = match random.below(4) {
-                0 => all.iter().nth(random.below(all.len())).into_iter().collect(),
+            let mask: CpuSet = match random.index(4) {
+                0 => all.iter().nth(random.index(all.len())).into_iter().collect(),
                 1 => all.clone(),
-                _ => all.iter().filter(|_| random.below(2) == 0).collect(),
+                _ => all.iter().filter(|_| random.index(2) == 0).collect(),
             };
             if !mask.is_empty() && !self.is_a_place(&mask, before) {
                 break mask;
@@ -193,11 +193,11 @@ impl State {
         self.nodes.iter().any(|node| node.iter().filter(|cpu| operator.contains(*cpu)).eq(mask.iter()))
     }
 
-    fn any_start(&self, random: &mut Random) -> Step {
+    fn any_start(&self, random: &mut Rng) -> Step {
         let taken = |name: &&&str| !self.vms.iter().any(|vm| vm.name == **name);
         let name = NAMES.iter().find(taken).copied().unwrap_or_default();
-        let busy = [[true, true], [true, false], [false, true]][random.below(3)];
-        Step::StartVm { name, node: random.below(self.nodes.len()), busy }
+        let busy = [[true, true], [true, false], [false, true]][random.index(3)];
+        Step::StartVm { name, node: random.index(self.nodes.len()), busy }
     }
 
     /// It has happened.
@@ -235,7 +235,7 @@ mod tests {
 
     /// So many steps of a seed, each with the state before it.
     fn walk(seed: u64, steps: usize) -> Vec<(State, Step)> {
-        let (mut state, mut random, mut walked) = (state(), Random(seed), Vec::new());
+        let (mut state, mut random, mut walked) = (state(), Rng::new(seed), Vec::new());
         for _ in 0..steps {
             let step = state.next(&mut random);
             walked.push((state.clone(), step.clone()));

@@ -157,7 +157,7 @@ fn guests_answer_and_survive_the_end_of_others() {
 
 #[test]
 fn vms_are_where_they_were_placed_and_know_where_their_devices_are() {
-    run("2n5c-iommu", &[job(&["lab-scenario", "placed"]), job(&["lab-scenario", "told"])]);
+    run("2n5c-iommu", &[job(&["lab-scenario", "placement"]), job(&["lab-scenario", "told"])]);
 }
 
 #[test]
@@ -407,7 +407,7 @@ fn no_page_is_lost_when_vnumad_is_killed_while_memory_moves() {
 #[test]
 #[ignore = "takes minutes: make soak"]
 fn memory_goes_after_vcpus_that_have_come_to_stay() {
-    run("2n4c", &[job(&["lab-scenario", "rehomed"])]);
+    run("2n4c", &[job(&["lab-scenario", "rehome-auto"])]);
 }
 
 #[test]
