@@ -1,5 +1,5 @@
 //! The layout of a channel in memory: the region, its header, the two slots with their sections, generations, and a publication as
-//! the list of its stores. What carries the region to a guest and signals in both directions is a transport's affair
+//! the list of its stores. A transport carries the region to a guest and signals in both directions
 //! ([`Transport`](crate::Transport)).
 
 use crate::{ChannelError, Content, error::failed};

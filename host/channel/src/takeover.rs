@@ -1,5 +1,5 @@
-//! Finding a channel again whose host's end has died. The hypervisor still holds its memory and its vectors, and whoever
-//! may trace the hypervisor can have copies of them (`pidfd_getfd`). Nothing else has to outlive the
+//! Finding a channel again whose host's end has died. The hypervisor still holds its memory and its vectors, and a process
+//! that may trace the hypervisor can have copies of them (`pidfd_getfd`). Nothing else has to outlive the
 //! host's end, and neither the VM nor its hypervisor notices.
 
 use nix::sys::{eventfd::EventFd, stat::fstat};

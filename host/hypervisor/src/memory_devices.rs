@@ -1,7 +1,7 @@
 //! virtio-mem devices: memory of guest nodes that is plugged and unplugged while the VM runs.
 //!
-//! vnumad sets how much a guest is to have (`requested-size`), and QEMU reports how much it has (`size`). The guest's driver does the rest,
-//! or not: nothing here waits for it.
+//! vnumad sets how much a guest is to have (`requested-size`), and QEMU reports how much it has (`size`). The guest's driver does the
+//! rest; nothing here waits for it.
 
 use crate::{
     VmError,

@@ -1,4 +1,4 @@
-//! A backend that is wanted, and that this host does not have.
+//! A configured backend that this host does not have.
 
 use crate::{Source, VmBackend, VmConnection, VmError, joined::foreign_handle};
 use std::os::fd::BorrowedFd;

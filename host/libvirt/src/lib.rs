@@ -1,7 +1,7 @@
 //! libvirt, as far as vnumad needs it: domains that run, their XML, events, hot-plug, pins and migration.
 //!
 //! - **Loaded at run time** ([`Library::load`]): programs that use this crate run on hosts without libvirt.
-//! - **Calls have limits.** A daemon that hangs, or a domain whose lock somebody holds, keeps nobody longer than the limit; the call
+//! - **Calls have limits.** A call to a daemon that hangs, or for a domain that is locked, returns after the limit; the work
 //!   goes on in a thread of its own ([`Connection`], [`Domain`]).
 //! - **Connections come and go** with the daemon. One that breaks is opened again after a pause that grows.
 //! - **What libvirt writes is not trusted to be well-formed**: XML of domains ([`DomainXml`]) and the files that libvirt keeps of

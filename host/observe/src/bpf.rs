@@ -1,4 +1,4 @@
-//! What loading BPF programs takes, whichever they are.
+//! Loads BPF programs.
 
 use libbpf_rs::{ErrorKind, PrintLevel};
 use std::{fs, os::unix::fs::MetadataExt, path::Path};

@@ -10,7 +10,7 @@
 //! | [`page_moves`] | BPF programs | how long the kernel held pages that a thread moves |
 //! | [`scheduler`] | `/sys/kernel/sched_ext`, pinned maps | whether scx_vnuma is loaded, and its maps to write to |
 //!
-//! It ends where something is decided or changed: what the observations mean is
+//! It decides and changes nothing: what the observations mean is
 //! `vnuma-policy`'s, moving a thread is `vnuma-process`'s.
 //!
 //! Everything read here comes from elsewhere (sysfs, /proc, netlink), so every length, count and time is bounded and

@@ -2,7 +2,7 @@
 //! (Documentation/admin-guide/mm/damon/usage.rst).
 //!
 //! ```text
-//!   nobody uses it ──▶ made, with our mark ──▶ on ──▶ a while later: its regions are read ──▶ off, and removed
+//!   not in use ──▶ made, with our mark ──▶ on ──▶ a while later: its regions are read ──▶ off, and removed
 //! ```
 //!
 //! DAMON watches one page of each region and tells how many looks found it accessed since the look before. It parts and joins

@@ -1,9 +1,9 @@
-//! Act: puts vCPU threads where the plan wants them.
+//! Acts: puts vCPU threads where the plan wants them.
 //!
 //! The caller names a process by a pidfd that it has held since it came to know the VM,
 //! and a thread by the number that the VM's QEMU gave. That QEMU is not trusted: it may
-//! name any thread of the system, and vnumad, which runs as root, must be nobody's
-//! deputy. So [`pin_thread`] touches only threads of that process.
+//! name any thread of the system, and vnumad, which runs as root, must not act
+//! for it. So [`pin_thread`] touches only threads of that process.
 //!
 //! Linux has no way to set a thread's affinity by anything but its number, and a number
 //! is free for others once its thread has ended. The check and the act are therefore two

@@ -1,15 +1,15 @@
-//! The socket over which QEMUs get a channel that were started to take in a domain.
+//! The socket over which QEMUs that wait for a migrating domain get their channel.
 //!
-//! A domain that takes its channel along to other hosts names this socket in its XML, which is the same file on each host. libvirt starts
-//! the QEMU at the destination with it, and QEMU connects at once. vnumad cannot know before which domains arrive. So it gives each
-//! QEMU that connects memory and interrupts of its own, which nobody else has: what the guest has published to it comes with the migration,
+//! A domain that keeps its channel across migrations names this socket, the same file on each host, in its XML. libvirt starts
+//! the QEMU at the destination with it, and QEMU connects at once. vnumad cannot know in advance which domains arrive. So it gives
+//! each QEMU that connects memory and interrupts of its own: what the guest has published to it comes with the migration,
 //! and when the guest runs vnumad has the device plugged anew ([`gets_channel_anew`](crate::VmConnection::gets_channel_anew)).
 //!
 //! - A guest that arrives does not run yet. Should vnumad be stopped here, the migration waits, and the guest runs on where it is.
 //! - A guest that runs is attached over this socket as well. Then a child accepts, not this thread ([`handshake`](super::handshake)), until
 //!   it has served that guest's QEMU: it has an end of a pipe open for so long.
-//! - Any user of the host may connect, as it is not known which one QEMU will run as. All that there is to get is memory that is empty.
-//!   A user has so many connections at a time, and so have all together. Others are refused by a message, as a QEMU whose connection is closed
+//! - Any user of the host may connect, as it is not known which one QEMU will run as. A client gets empty memory only.
+//!   The connections of a user, and of all users, are limited. Others are refused by a message, as a QEMU whose connection is closed
 //!   without one reads without end.
 
 use super::handshake::{

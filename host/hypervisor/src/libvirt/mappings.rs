@@ -1,7 +1,7 @@
 //! Which mapping of a QEMU is the memory of which guest node, from `/proc/PID/maps`.
 //!
-//! libvirt makes a memory backend for each guest node, in the order of the nodes, and calls it `ram-nodeN`. QEMU would tell where it
-//! has them, but only by a command that libvirt does not offer.
+//! libvirt makes a memory backend for each guest node, in the order of the nodes, and calls it `ram-nodeN`. QEMU knows
+//! their addresses, but libvirt does not offer the command that asks for them.
 //!
 //! - A backend that is a file has its name there (`/dev/hugepages/libvirt/qemu/1-web/ram-node0`).
 //! - Any other is known by its size, if as many mappings have that size as guest nodes. If these are several, their order

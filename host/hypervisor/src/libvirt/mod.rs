@@ -6,7 +6,7 @@
 //!  the kernel: APIC ids (KVM), where memory is (/proc) ─┘
 //! ```
 //!
-//! Nothing that is asked changes a domain, or marks it as tampered with (`taint`): no monitor command, no agent. Everything that is not
+//! No query changes a domain or marks it as tampered with (`taint`): no monitor command, no agent. Everything that is not
 //! in libvirt's interface is read where libvirt or the kernel shows it.
 
 mod common_socket;

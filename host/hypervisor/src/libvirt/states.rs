@@ -1,7 +1,7 @@
 //! Files that libvirt keeps of domains that run, and the processes that they name.
 //!
 //! A libvirt may run in a container: in a PID and a mount namespace of its own, as another user. Its files lie in its own root then,
-//! belong to that user, and have its own numbers of processes. Who it is, the kernel says of the other end of its socket:
+//! belong to that user, and have its own numbers of processes. The kernel says which process is at the other end of its socket:
 //!
 //! ```text
 //!  libvirt.uris: ...?socket=PATH ──connect──▶ SO_PEERCRED: process and user of the daemon

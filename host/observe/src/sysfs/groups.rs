@@ -1,4 +1,4 @@
-//! What control groups (cgroup v2) say of CPU time. Their names are chosen by whoever made them.
+//! What control groups (cgroup v2) say of CPU time. Their creators choose their names.
 
 use super::{SysfsError, parse, tree::Tree};
 use std::path::{Path, PathBuf};
