@@ -81,7 +81,8 @@ fn files_since(commit: &str) -> Result<Vec<String>> {
     Ok(changed.lines().chain(added.lines()).map(str::to_owned).collect())
 }
 
-fn git(arguments: &[&str]) -> Result<String> {
+/// What git prints.
+pub fn git(arguments: &[&str]) -> Result<String> {
     output("git", arguments)
 }
 

@@ -7,6 +7,7 @@ use crate::deb;
 use crate::setup;
 use crate::steps::workspace;
 use crate::suite::{self, Job, Lane};
+use crate::turns::Turn;
 use anyhow::{Context, Result, bail, ensure};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -33,6 +34,8 @@ const PROGRAM_PACKAGES: &str = "tests/lab/host-packages.txt";
 const SOAK_CASES: &str = "20000";
 const SOAK_ROUNDS: &str = "500";
 const SOAK_DEMO_SECONDS: u64 = 900;
+/// Tells scenarios which third of what they play by turns it is: 0, 1 or 2.
+const THIRD: &str = "VNUMA_THIRD";
 /// What a job of a soak may take.
 const SOAK_LIMIT: Duration = Duration::from_secs(4 * 3600);
 /// The user-space DSM: seeds of its simulation and of real nodes among peers that fail, and forbidden shapes.
@@ -53,6 +56,9 @@ pub struct TestArguments {
     /// List the jobs
     #[arg(long)]
     list: bool,
+    /// Play what is played by turns as at this turn; without it: as at that of the commit
+    #[arg(long, value_name = "N")]
+    turn: Option<u32>,
 }
 
 /// Everything that must hold before a change lands.
@@ -68,7 +74,8 @@ pub fn test(arguments: &TestArguments) -> Result<()> {
         println!("built after {} s", start.elapsed().as_secs());
         (built, fetched.join().expect("the thread does not panic"))
     });
-    let mut jobs = test_jobs(&built?, fetched)?;
+    let turn = arguments.turn.map_or_else(Turn::of_checkout, Turn);
+    let mut jobs = test_jobs(&built?, fetched, turn)?;
     jobs.retain(|job| {
         arguments.only.is_empty() || arguments.only.iter().any(|text| job.name().contains(text.as_str()))
     });
@@ -181,7 +188,7 @@ fn unit_tests(built: &Built, environment: &[(&str, &str)]) -> Vec<Job> {
     units.map(|program| with(tests(&program.name(), program, &[]))).collect()
 }
 
-fn test_jobs(built: &Built, fetched: Fetched) -> Result<Vec<Job>> {
+fn test_jobs(built: &Built, fetched: Fetched, turn: Turn) -> Result<Vec<Job>> {
     let mut jobs = vec![
         format(),
         clippy(),
@@ -223,7 +230,7 @@ fn test_jobs(built: &Built, fetched: Fetched) -> Result<Vec<Job>> {
     for program in lab_tests(built) {
         jobs.push(in_lab(tests(&program.name(), program, &["--nocapture", "--test-threads", "1"])));
     }
-    jobs.extend(scenarios(built, &[])?);
+    jobs.extend(scenarios(built, Some(turn))?);
     Ok(jobs)
 }
 
@@ -235,23 +242,27 @@ fn in_lab(job: Job) -> Job {
     job.lane(Lane::Lab).seconds(150.0)
 }
 
-/// A job for each scenario, as each has a server of its own. Without `ignored` those that are ignored are counted, and not played.
-fn scenarios(built: &Built, ignored: &[&str]) -> Result<Vec<Job>> {
+/// A job for each scenario, as each has a server of its own. With a turn those that are ignored or have another turn are not played.
+fn scenarios(built: &Built, turn: Option<Turn>) -> Result<Vec<Job>> {
     let program = built.test(SCENARIOS.0, SCENARIOS.1)?;
-    let mut names = listed(program, &[])?;
-    let left_out = listed(program, &["--ignored"])?;
-    if ignored.is_empty() {
-        names.retain(|name| !left_out.contains(name));
-    }
+    let (all, ignored) = (listed(program, &[])?, listed(program, &["--ignored"])?);
+    let is_played =
+        |name: &&String| turn.is_none_or(|turn| !ignored.contains(name) && turn.plays(name.as_str()));
     let one = |name: &String| {
-        let arguments = [&[name.as_str(), "--exact", "--nocapture"], ignored].concat();
-        in_lab(tests(&format!("lab: {name}"), program, &arguments))
+        let arguments = [name.as_str(), "--exact", "--nocapture", "--include-ignored"];
+        let job = in_lab(tests(&format!("lab: {name}"), program, &arguments));
+        match turn {
+            Some(turn) => job.env(THIRD, Path::new(&turn.third().to_string())),
+            None => job,
+        }
     };
-    let mut jobs: Vec<_> = names.iter().map(one).collect();
-    if ignored.is_empty() {
-        // This runs none of them, and says how many there are.
-        let arguments: Vec<_> = names.iter().flat_map(|name| ["--skip", name.as_str()]).collect();
-        jobs.push(tests("lab: left to make soak", program, &arguments));
+    let jobs: Vec<_> = all.iter().filter(is_played).map(one).collect();
+    if let Some(turn) = turn {
+        let (left, third) = (all.len() - jobs.len(), turn.third() + 1);
+        println!(
+            "third {third} of 3 of the scenarios that are played by turns; {left} of {} are left to make soak and other commits",
+            all.len()
+        );
     }
     Ok(jobs)
 }
@@ -379,7 +390,7 @@ fn soak_jobs(built: &Built) -> Result<Vec<Job>> {
     jobs.push(tests("200 domains of libvirt", domains, &["--nocapture", "--ignored"]));
     jobs.extend(moving_java()?);
     let programs = soak_programs()?;
-    for job in scenarios(built, &["--include-ignored"])? {
+    for job in scenarios(built, None)? {
         // Its packages are made for it.
         if !job.name().ends_with(PACKAGES_TEST) {
             let with = |job: Job, (name, value): &(&str, PathBuf)| job.env(name, value);

@@ -18,6 +18,7 @@ mod seam;
 mod setup;
 mod steps;
 mod suite;
+mod turns;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;

@@ -357,9 +357,6 @@ fn finish(mut done: Vec<Done>, since: Instant) -> Result<()> {
             (short, of_short) = (short + 1, of_short + one.seconds);
         }
     }
-    for line in counts.failures.iter().flatten() {
-        println!("{line}");
-    }
     for one in done.iter().filter(|one| one.seconds >= SHORT_SECONDS || one.problem.is_some()) {
         println!("{}", one.line());
     }
@@ -368,6 +365,8 @@ fn finish(mut done: Vec<Done>, since: Instant) -> Result<()> {
     counts.repeated.iter().for_each(|line| println!("once more: {line}"));
     let cpu: f64 = done.iter().map(|one| one.cpu).sum();
     let (seconds, again) = (since.elapsed().as_secs(), counts.repeated.len());
+    // Last, where the end of a long output shows it.
+    counts.failures.iter().flatten().for_each(|line| println!("{line}"));
     println!("{seconds} s, of CPU {cpu:.0} s in the jobs; {again} boots or lab jobs were run once more");
     println!("{}", counts.text());
     let broken: Vec<_> =

@@ -16,6 +16,9 @@ use vnuma_lab_agent::client::{ClientError, Input, Session};
 use vnuma_lab_agent::emulator;
 use vnuma_lab_agent::protocol::Exec;
 
+use nix::time::{clock_getcpuclockid, clock_gettime};
+use nix::unistd::Pid;
+
 use crate::binaries::{Binaries, BuildError};
 use crate::children::GroupChild;
 use crate::counters::{Counters, CountersError, LOAD_PMU, Ready};
@@ -38,6 +41,27 @@ const PROCESSOR_LOG: &str = "cpu.log";
 const LOAD_LIMIT: Duration = Duration::from_secs(300);
 /// How often a server's end is looked for while waiting for it.
 const WATCH_INTERVAL: Duration = Duration::from_millis(50);
+
+/// A server that boots and uses less than [`IDLE_CPU`] in this time has lost an interrupt: nothing in its boot waits so long.
+const IDLE_LIMIT: Duration = Duration::from_secs(60);
+/// A twentieth of a CPU: one that waits uses less, and one that boots beside other work gets more.
+const IDLE_CPU: Duration = Duration::from_secs(3);
+
+/// Finds a server that does nothing.
+#[derive(Default)]
+struct Idle(Option<(Instant, Duration)>);
+
+impl Idle {
+    /// Whether a server whose QEMU has used so much CPU time until now has done nothing for too long.
+    fn is_too_long(&mut self, now: Instant, used: Duration) -> bool {
+        let &mut (since, before) = self.0.get_or_insert((now, used));
+        if used.saturating_sub(before) >= IDLE_CPU {
+            self.0 = Some((now, used));
+            return false;
+        }
+        now.saturating_duration_since(since) >= IDLE_LIMIT
+    }
+}
 
 /// What went wrong in the lab; a command that fails is no error.
 #[derive(Debug, thiserror::Error)]
@@ -321,9 +345,15 @@ impl Lab {
     fn greeted(&self, stream: UnixStream, deadline: Instant) -> Result<Connection, String> {
         let text = |error: io::Error| error.to_string();
         stream.set_read_timeout(Some(WATCH_INTERVAL)).map_err(text)?;
+        let mut idle = Idle::default();
         // Peek, so that no part of a frame is lost to a time limit.
         while !readable(&stream).map_err(text)? {
             self.still_runs()?;
+            if let Some(used) = self.cpu_time()
+                && idle.is_too_long(Instant::now(), used)
+            {
+                return Err(format!("it has not greeted, and done nothing for {} s", IDLE_LIMIT.as_secs()));
+            }
             if Instant::now() > deadline {
                 return Err(format!("no greeting of the agent within {} s", BOOT_LIMIT.as_secs()));
             }
@@ -331,6 +361,13 @@ impl Lab {
         stream.set_read_timeout(None).map_err(text)?;
         let reader = io::BufReader::with_capacity(64 << 10, stream.try_clone().map_err(text)?);
         Session::open(reader, stream).map_err(|error| error.to_string())
+    }
+
+    /// What QEMU has used.
+    fn cpu_time(&self) -> Option<Duration> {
+        let id = self.qemu.lock().unwrap_or_else(PoisonError::into_inner).child().id();
+        let clock = clock_getcpuclockid(Pid::from_raw(i32::try_from(id).ok()?)).ok()?;
+        Some(clock_gettime(clock).ok()?.into())
     }
 
     fn still_runs(&self) -> Result<(), String> {
@@ -587,5 +624,21 @@ impl Done {
             state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_does_nothing_for_a_minute_has_hung() {
+        let (start, mut idle) = (Instant::now(), Idle::default());
+        let mut look = |seconds, used_ms| {
+            idle.is_too_long(start + Duration::from_secs(seconds), Duration::from_millis(used_ms))
+        };
+        assert!(!look(0, 5000) && !look(50, 5100));
+        assert!(!look(59, 8000), "it works, if slowly");
+        assert!(!look(100, 8500) && !look(118, 10_900) && look(119, 10_999));
     }
 }

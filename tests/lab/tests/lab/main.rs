@@ -42,6 +42,12 @@ fn soak_rounds() -> Option<String> {
     std::env::var("VNUMA_SOAK_ROUNDS").ok()
 }
 
+/// Which third of what is played by turns it is; none if all of it is.
+fn third() -> Option<usize> {
+    let text = std::env::var("VNUMA_THIRD").ok()?;
+    Some(text.parse().ok().filter(|third| *third < 3).unwrap_or_else(|| panic!("VNUMA_THIRD: {text:?}")))
+}
+
 /// Seconds that a soak of what changes at random takes; none if that is as long as by default.
 fn soak_seconds() -> Option<String> {
     std::env::var("VNUMA_SOAK_SECONDS").ok()
