@@ -11,7 +11,7 @@ pub fn c_values(include: &Path, header: &str, expressions: &[String]) -> Vec<u64
         .map(|expression| format!("\tprintf(\"%llu\\n\", (unsigned long long)({expression}));\n"))
         .collect();
     let text = format!(
-        "#include <stddef.h>\n#include <stdio.h>\n#include <vnuma/{header}>\n\nint main(void)\n{{\n{lines}\treturn 0;\n}}\n"
+        "#include <linux/types.h>\n#include <stddef.h>\n#include <stdio.h>\n#include <vnuma/{header}>\n\nint main(void)\n{{\n{lines}\treturn 0;\n}}\n"
     );
     std::fs::write(&source, text).expect("layout.c is written");
     let compiled = Command::new("cc")
