@@ -64,7 +64,7 @@ pub use migration::{AttachRequest, MigrateRequest, Migration};
 pub use observation::{Observation, ObservedCounts, ObservedVcpu, ObservedVm};
 pub use path::{
     CAPACITY, DAEMON, DEVICES, HARDWARE, METRICS, OBSERVATIONS, OPENAPI, PLACEMENTS, POLICIES, VMS, WATCH,
-    release_path, vm_path,
+    vm_path,
 };
 pub use placement::{PlaceRequest, Placed, Reserved};
 pub use rehome::{GuestNodeHome, MemoryStays, NodeBytes, Rehome, RehomeRequest, RehomeState};

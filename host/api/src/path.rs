@@ -30,11 +30,6 @@ pub fn vm_path(name: &str, action: Option<&str>) -> String {
     path_of(VMS, name, action)
 }
 
-/// Path by which the reservation of a VM is given up.
-pub fn release_path(name: &str) -> String {
-    path_of(PLACEMENTS, name, Some("release"))
-}
-
 pub(crate) fn path_of(all: &str, name: &str, action: Option<&str>) -> String {
     let mut path = format!("{all}/");
     for byte in name.bytes() {
@@ -59,7 +54,6 @@ mod tests {
     fn names_cannot_leave_their_place_in_the_path() {
         assert_eq!(vm_path("web-1", None), "/v1/vms/web-1");
         assert_eq!(vm_path("web-1", Some("move")), "/v1/vms/web-1/move");
-        assert_eq!(release_path("a/b"), "/v1/placements/a%2Fb/release");
         assert_eq!(vm_path("../a b?c#d/é", Some("move")), "/v1/vms/%2E%2E%2Fa%20b%3Fc%23d%2F%C3%A9/move");
     }
 }

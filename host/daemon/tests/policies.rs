@@ -20,7 +20,7 @@ use std::{
     thread,
     time::Duration,
 };
-use vnuma_hypervisor::resident::read_resident;
+use vnuma_hypervisor::resident::{read_guest_mappings, sum_pages};
 use vnuma_model::CpuSet;
 use vnuma_process::{
     procfs::{read_allowed_nodes, read_cgroup},
@@ -84,7 +84,7 @@ fn set_policy(daemon: &Daemon, policy: &str) -> (u16, Value) {
 fn a_vcpu_is_confined_to_the_node_of_its_memory_and_given_back() {
     let mut daemon = Daemon::start_with(None, |config| config.policy_period = Duration::from_millis(100));
     let thread = Hungry::start();
-    let pages = read_resident(own_pid()).expect("numa_maps");
+    let pages = sum_pages(&read_guest_mappings(own_pid()).expect("numa_maps"));
     // The host of these tests has a CPU on each of its two nodes, with the same number.
     let near = pages.iter().max_by_key(|(_, kib)| *kib).expect("pages").0;
     let (all, near): (CpuSet, CpuSet) = (thread.allowed(), [near].into_iter().collect());
@@ -142,7 +142,7 @@ fn memory_goes_to_a_pinned_vcpu() {
     });
     let thread = Hungry::start();
     let lies = |node: u32| {
-        let pages = read_resident(own_pid()).expect("numa_maps");
+        let pages = sum_pages(&read_guest_mappings(own_pid()).expect("numa_maps"));
         pages.iter().find(|(known, _)| *known == node).map_or(0, |(_, kib)| *kib)
     };
     let (from, to) = if lies(0) > lies(1) { (0, 1) } else { (1, 0) };

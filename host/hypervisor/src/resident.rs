@@ -147,11 +147,6 @@ pub fn sum_pages<'a>(mappings: impl IntoIterator<Item = &'a GuestMapping>) -> Ve
     all.into_iter().collect()
 }
 
-/// Pages of a process by node, from `/proc/PID/numa_maps`, KiB: of its large mappings.
-pub fn parse_resident(text: &str) -> Vec<(HostNodeId, u64)> {
-    sum_pages(&parse_guest_mappings(text))
-}
-
 /// The mappings of a VM's process that its memory is in. Walks all page tables of the process, which takes long for a large
 /// VM.
 pub fn read_guest_mappings(pid: i32) -> Result<Vec<GuestMapping>, ProcError> {
@@ -166,11 +161,6 @@ pub fn read_mappings_with_pages(pid: i32) -> Result<Vec<GuestMapping>, ProcError
 /// All mappings of a process: (start, length), in bytes.
 pub fn read_mappings(pid: i32) -> Result<Vec<Mapping>, ProcError> {
     procfs::read_process(pid, "maps", FILE_LIMIT).map(|text| parse_maps(&text))
-}
-
-/// Pages of a VM's process by node, KiB. Walks all page tables of the process, which takes long for a large VM.
-pub fn read_resident(pid: i32) -> Result<Vec<(HostNodeId, u64)>, ProcError> {
-    read_guest_mappings(pid).map(|mappings| sum_pages(&mappings))
 }
 
 /// Host virtual addresses of RAM blocks by name, from HMP `info ramblock`; none of a QEMU
@@ -231,13 +221,14 @@ mod tests {
         let text = "55550000 default file=/usr/bin/qemu mapped=300 N0=300 kernelpagesize_kB=4\n\
             7f0000000000 default anon=9 N0=10000 N3=20000 kernelpagesize_kB=4\n\
             7f1000000000 bind:1 huge anon=3 N1=30 kernelpagesize_kB=2048\nnonsense N2=9\n7f2 default\n";
-        assert_eq!(parse_resident(text), [(0, 40_000), (1, 61_440), (3, 80_000)]);
-        assert_eq!(parse_resident(""), []);
+        let resident = |text| sum_pages(&parse_guest_mappings(text));
+        assert_eq!(resident(text), [(0, 40_000), (1, 61_440), (3, 80_000)]);
+        assert_eq!(resident(""), []);
         let kib: Vec<u64> = parse_mappings(text).iter().map(GuestMapping::kib).collect();
         assert_eq!(kib, [1200, 120_000, 61_440], "a small one that has pages, and none that has not");
-        let own = read_resident(std::process::id().cast_signed());
-        assert!(own.is_ok_and(|pages| pages.iter().all(|(_, kib)| *kib > 0)));
-        assert!(read_resident(i32::MAX).is_err());
+        let own = read_guest_mappings(std::process::id().cast_signed());
+        assert!(own.is_ok_and(|own| own.iter().all(|mapping| mapping.kib() > 0)));
+        assert!(read_guest_mappings(i32::MAX).is_err());
     }
 
     #[test]
@@ -301,7 +292,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_text_is_survived(text in "(.|[0-9a-fN=x \n-]){0,200}", start in any::<u64>()) {
-            let _ = (parse_maps(&text), parse_numa_maps(&text, start), parse_ramblocks(&text), parse_resident(&text));
+            let _ = (parse_maps(&text), parse_numa_maps(&text, start), parse_ramblocks(&text), parse_mappings(&text));
         }
     }
 }

@@ -277,18 +277,6 @@ impl Repatriator {
         rests.filter(|until_ns| *until_ns > now_ns).max()
     }
 
-    /// Is it worth a watch how hot what is displaced is? It is where that would be moved now.
-    pub fn wants_hotness(&self, settings: &MemorySettings, input: &HomeInput<'_>) -> bool {
-        input.policy == MemoryPolicy::Adaptive && self.weigh(settings, input).0.is_some()
-    }
-
-    /// A VM was observed. At most one move.
-    pub fn decide(&mut self, settings: &MemorySettings, input: &HomeInput<'_>) -> Option<MoveMemory> {
-        let (order, next) = self.weigh(settings, input);
-        self.remember(input.vm, next);
-        order
-    }
-
     /// What follows from an observation of a VM: at most one move, and what is to be remembered if it is made.
     pub fn weigh(
         &self,

@@ -69,6 +69,17 @@ fn displaced_memory_is_parted_by_heat_the_hottest_first() {
     assert!(!self::hotness(&[(0, GIB, 0)]).says_something() && elsewhere.says_something());
 }
 
+/// What is decided, and remembered.
+fn decide(
+    repatriator: &mut Repatriator,
+    settings: &MemorySettings,
+    input: &HomeInput<'_>,
+) -> Option<MoveMemory> {
+    let (order, next) = repatriator.weigh(settings, input);
+    repatriator.remember(input.vm, next);
+    order
+}
+
 /// A VM of a guest node of 8 GiB at home on node 0, with pieces of it on node 1.
 struct Run {
     repatriator: Repatriator,
@@ -135,7 +146,7 @@ impl Run {
     }
 
     fn look(&mut self) -> Option<MoveMemory> {
-        self.with(Repatriator::decide)
+        self.with(decide)
     }
 
     /// What is wanted when 20 s of the rate are saved up.
@@ -213,7 +224,7 @@ fn the_hottest_of_two_host_nodes_comes_first() {
                 heat.pieces[0].accesses = accesses;
             }
             areas[0].strays.push(other);
-            repatriator.decide(settings, &HomeInput { areas: &areas, ..*input })
+            decide(repatriator, settings, &HomeInput { areas: &areas, ..*input })
         })
     };
     order(1, &mut run);
@@ -225,8 +236,11 @@ fn the_hottest_of_two_host_nodes_comes_first() {
 
 #[test]
 fn a_watch_is_worth_it_only_where_a_move_would_follow() {
-    let wants =
-        |run: &mut Run| run.with(|repatriator, settings, input| repatriator.wants_hotness(settings, input));
+    let wants = |run: &mut Run| {
+        run.with(|repatriator, settings, input| {
+            input.policy == MemoryPolicy::Adaptive && repatriator.weigh(settings, input).0.is_some()
+        })
+    };
     let mut run = Run::new(None, 0.0, &[(600, 0)]);
     run.pieces = None;
     assert!(!wants(&mut run), "nothing is saved up yet");

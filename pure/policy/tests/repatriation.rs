@@ -16,6 +16,17 @@ fn settings() -> MemorySettings {
     MemorySettings { bytes_per_s: 64 * MIB, ..MemorySettings::default() }
 }
 
+/// What is decided, and remembered.
+fn decide(
+    repatriator: &mut Repatriator,
+    settings: &MemorySettings,
+    input: &HomeInput<'_>,
+) -> Option<MoveMemory> {
+    let (order, next) = repatriator.weigh(settings, input);
+    repatriator.remember(input.vm, next);
+    order
+}
+
 /// A VM of two guest nodes of 8 GiB, at home on nodes 0 and 1, with so much of the first one on nodes 1 and 2.
 struct Run {
     repatriator: Repatriator,
@@ -88,7 +99,7 @@ impl Run {
             ready: self.ready,
             now_ns: self.now_ns,
         };
-        self.repatriator.decide(&self.settings, &input)
+        decide(&mut self.repatriator, &self.settings, &input)
     }
 
     /// A minute later.
@@ -209,7 +220,7 @@ fn adaptive_takes_the_dearest_first() {
     (areas[0].strays[0].saving, areas[0].strays[1].saving) = (Some(900.0), Some(500.0));
     let (policy, vms, memory_bytes, ready, now_ns) = (run.policy, 1, 16 * GIB, true, run.now_ns);
     let input = HomeInput { vm: 7, policy, vms, memory_bytes, areas: &areas, ready, now_ns };
-    assert_eq!(run.repatriator.decide(&run.settings, &input).map(|order| order.from), Some(1));
+    assert_eq!(decide(&mut run.repatriator, &run.settings, &input).map(|order| order.from), Some(1));
 }
 
 #[test]
@@ -506,7 +517,7 @@ fn a_device_of_a_guest_node_does_not_rest_with_what_it_booted_with() {
         if let Some(order) = ended {
             run.repatriator.ended(7, order, 0, 64 * PAGE, now_ns);
         }
-        run.repatriator.decide(&run.settings, &input)
+        decide(&mut run.repatriator, &run.settings, &input)
     };
     look(&mut run, None);
     let first = look(&mut run, None).expect("more than the amount");

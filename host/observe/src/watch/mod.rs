@@ -40,9 +40,6 @@ const GATHER: Duration = Duration::from_millis(100);
 /// After a tree that made no sense, which may be one that is just changing.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Default time between two readings.
-pub const REREAD_INTERVAL: Duration = Duration::from_secs(30);
-
 /// Follows the topology of a host until it is dropped; then its own thread has ended too.
 #[derive(Debug)]
 pub struct HostWatcher {

@@ -53,11 +53,6 @@ impl Default for Bounds {
 
 /// Equation 1: the node, by position, that most of the accesses of a period went to. Of equal ones it is the first.
 /// `None` when there were no accesses.
-pub fn memory_node_affinity(accesses: &[u64]) -> Option<usize> {
-    affinity(Sums::of(accesses))
-}
-
-/// The same, if the sums are known already.
 pub(super) fn affinity(sums: Sums) -> Option<usize> {
     (sums.largest > 0).then_some(sums.node)
 }
@@ -219,9 +214,10 @@ mod tests {
 
     #[test]
     fn affinity_is_the_node_of_most_accesses() {
-        assert_eq!(memory_node_affinity(&[3, 9, 4]), Some(1));
-        assert_eq!(memory_node_affinity(&[0, 5, 5]), Some(1), "the first of equal ones");
-        assert_eq!((memory_node_affinity(&[0, 0]), memory_node_affinity(&[])), (None, None));
+        let of = |accesses: &[u64]| affinity(Sums::of(accesses));
+        assert_eq!(of(&[3, 9, 4]), Some(1));
+        assert_eq!(of(&[0, 5, 5]), Some(1), "the first of equal ones");
+        assert_eq!((of(&[0, 0]), of(&[])), (None, None));
     }
 
     #[test]
