@@ -13,12 +13,14 @@ use anyhow::Context as _;
 use nix::unistd::Gid;
 use std::{
     future::Future,
+    net::SocketAddr,
     sync::Arc,
+    thread::JoinHandle,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 use tokio::{
     net::{TcpListener, UnixListener},
-    sync::watch,
+    sync::{oneshot, watch},
     time::timeout,
 };
 use tracing::{info, warn};
@@ -40,8 +42,7 @@ pub async fn run(
     // Users who may act must be able to connect. If both groups are named, the operator has to ensure that.
     let (socket, listener) = ApiSocket::listen(&config.socket, group.or(act_group))?;
     let records = RecordsLock::take(&config.records)?;
-    let uid = nix::unistd::geteuid().as_raw();
-    let rights = Rights { uid, group: act_group.map(Gid::as_raw) };
+    let rights = Rights { uid: nix::unistd::geteuid().as_raw(), group: act_group.map(Gid::as_raw) };
     let host = read_host_topology(&config.root).context("reading the host's topology")?;
     info!(nodes = host.nodes.len(), root = %config.root.display(), "host topology read");
     let inbox = Arc::new(Inbox::new().context("an eventfd")?);
@@ -55,23 +56,13 @@ pub async fn run(
     };
     let (path, connections) = (config.socket.clone(), config.connections_per_user);
     let metrics = match config.metrics {
-        Some(address) => {
-            let listener = TcpListener::bind(address).await;
-            Some(MetricsListener::new(listener.with_context(|| format!("metrics.listen = {address}"))?))
-        }
+        Some(address) => Some(listen_for_metrics(address).await?),
         None => None,
     };
     let nodes = host.nodes.len();
     let shell = Shell::start(config, host, factory, first_epoch(), manager.watchdog(), Arc::clone(&inbox));
     let shell = shell.context("starting to watch")?;
-    // The API server runs on this thread and the core on another, so readers cannot delay the core.
-    let (alive, core_ended) = tokio::sync::oneshot::channel::<()>();
-    let shell = spawn_worker("core", move || {
-        // Dropped when the core ends, also by a panic.
-        let _alive = alive;
-        shell.run()
-    });
-    let shell = shell.context("starting a thread")?;
+    let (core, core_ended) = start_core(move || shell.run())?;
     let (stopping, stopped) = watch::channel(false);
     let listener = UnixListener::from_std(listener).context("listening")?;
     let listener = ApiListener::new(listener, rights, connections);
@@ -100,9 +91,8 @@ pub async fn run(
     info!("stopping; VMs keep what was published to them");
     inbox.close();
     stopping.send_replace(true);
-    let ended = tokio::task::spawn_blocking(move || shell.join()).await;
-    let outcome =
-        ended.context("waiting for the core")?.map_err(|_| anyhow::anyhow!("the core's thread panicked"))?;
+    let ended = tokio::task::spawn_blocking(move || core.join()).await.context("waiting for the core")?;
+    let outcome = ended.map_err(|_| anyhow::anyhow!("the core's thread panicked"))?;
     if timeout(GRACE, serve).await.is_err() {
         warn!("requests in progress were cut off");
     }
@@ -110,6 +100,25 @@ pub async fn run(
     scraped.inspect(tokio::task::JoinHandle::abort);
     drop((socket, records));
     Ok(outcome?)
+}
+
+async fn listen_for_metrics(address: SocketAddr) -> anyhow::Result<MetricsListener> {
+    let listener = TcpListener::bind(address).await;
+    Ok(MetricsListener::new(listener.with_context(|| format!("metrics.listen = {address}"))?))
+}
+
+/// The API server runs on the caller's thread and the core on another, so readers cannot delay the core. The second says when it
+/// has ended.
+fn start_core<T: Send + 'static>(
+    run: impl FnOnce() -> T + Send + 'static,
+) -> anyhow::Result<(JoinHandle<T>, oneshot::Receiver<()>)> {
+    let (alive, ended) = oneshot::channel();
+    let core = spawn_worker("core", move || {
+        // Dropped when the core ends, also by a panic.
+        let _alive: oneshot::Sender<()> = alive;
+        run()
+    });
+    Ok((core.context("starting a thread")?, ended))
 }
 
 /// The start of this process in milliseconds, which wrap around after seven weeks. A restarted process begins above all

@@ -38,7 +38,8 @@ use std::{
 };
 use vnuma_api::{
     ApiError, AttachRequest, ErrorKind, EventKind, MemoryPolicyRequest, MoveRequest, PolicyRequest,
-    ReplugRequest, operation as op,
+    ReplugRequest,
+    operation::{self as op, Operation},
 };
 use vnuma_client::{Client, Error};
 use vnuma_policy::scheduling::Policy;
@@ -279,80 +280,74 @@ fn exit_status(error: &Failure) -> u8 {
     }
 }
 
+/// Asks vnumad, and prints its answers.
+struct Asking {
+    client: Client,
+    json: bool,
+}
+
+impl Asking {
+    async fn show<O: Operation>(
+        &self,
+        subject: O::Subject<'_>,
+        input: &O::Input,
+        text: impl Fn(&O::Output) -> String,
+    ) -> Result<(), Failure> {
+        print(self.json, &self.client.ask::<O>(subject, input).await?, text)
+    }
+
+    async fn doctor(&self) -> Result<(), Failure> {
+        let daemon = self.client.ask::<op::Daemon>((), &()).await?;
+        let host = self.client.ask::<op::Hardware>((), &()).await?;
+        let vms = self.client.ask::<op::List>((), &()).await?;
+        let sends = |pid| qemu::sends_channel(&qemu::command_line(pid));
+        let mut checks = doctor::examine_with(&daemon, &host, &vms, &sends);
+        checks.extend(confinement::checks(&vms, &confinement::of_process));
+        print(self.json, &checks, |checks| doctor::text(checks))
+    }
+}
+
 async fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let client = Client::new(&arguments.common.socket);
     let json = arguments.common.json;
+    let to = Asking { client: Client::new(&arguments.common.socket), json };
+    let client = &to.client;
     match &arguments.command {
-        Command::Hardware => {
-            let host = client.ask::<op::Hardware>((), &()).await?;
-            print(json, &host, hardware::text)
-        }
-        Command::Devices => {
-            let devices = client.ask::<op::Devices>((), &()).await?;
-            print(json, &devices, devices::text)
-        }
-        Command::Capacity => {
-            let nodes = client.ask::<op::Capacity>((), &()).await?;
-            print(json, &nodes, |nodes| devices::capacity(nodes))
-        }
-        Command::List => {
-            let vms = client.ask::<op::List>((), &()).await?;
-            print(json, &vms, |vms| vms::list(vms))
-        }
-        Command::Show { vm } => {
-            let vm = client.ask::<op::Show>(vm, &()).await?;
-            print(json, &vm, vms::show)
-        }
+        Command::Hardware => to.show::<op::Hardware>((), &(), hardware::text).await,
+        Command::Devices => to.show::<op::Devices>((), &(), devices::text).await,
+        Command::Capacity => to.show::<op::Capacity>((), &(), |nodes| devices::capacity(nodes)).await,
+        Command::List => to.show::<op::List>((), &(), |vms| vms::list(vms)).await,
+        Command::Show { vm } => to.show::<op::Show>(vm, &(), vms::show).await,
         Command::Attach { vm, on_arrival } => {
             let input = on_arrival.then_some(AttachRequest { on_arrival: true });
-            let vm = client.ask::<op::Attach>(vm, &input).await?;
-            print(json, &vm, vms::attached)
+            to.show::<op::Attach>(vm, &input, vms::attached).await
         }
-        Command::Detach { vm } => print(json, &client.ask::<op::Detach>(vm, &()).await?, vms::detached),
+        Command::Detach { vm } => to.show::<op::Detach>(vm, &(), vms::detached).await,
         Command::Move { vm, vcpu, node } => {
-            let vm = client.ask::<op::MoveVcpu>(vm, &MoveRequest { vcpu: *vcpu, node: *node }).await?;
-            print(json, &vm, |vm| vms::moved(vm, *vcpu))
+            let input = MoveRequest { vcpu: *vcpu, node: *node };
+            to.show::<op::MoveVcpu>(vm, &input, |vm| vms::moved(vm, *vcpu)).await
         }
         Command::Replug { vm, vcpu } => {
-            let done = client.ask::<op::Replug>(vm, &ReplugRequest { vcpu: *vcpu }).await?;
-            print(json, &done, vms::replugged)
+            to.show::<op::Replug>(vm, &ReplugRequest { vcpu: *vcpu }, vms::replugged).await
         }
-        Command::Place(arguments) => place::run(&client, arguments, json).await,
-        Command::Reservations => {
-            let all = client.ask::<op::Placements>((), &()).await?;
-            print(json, &all, |all| place::list(all))
-        }
-        Command::Release { vm } => {
-            let released = client.ask::<op::Release>(vm, &()).await?;
-            print(json, &released, place::released)
-        }
-        Command::Policy { vm: None, .. } => {
-            let vms = client.ask::<op::Policies>((), &()).await?;
-            print(json, &vms, |vms| policy::list(vms))
-        }
-        Command::Policy { vm: Some(vm), set: None } => {
-            let vm = client.ask::<op::ShowPolicy>(vm, &()).await?;
-            print(json, &vm, policy::show)
-        }
+        Command::Place(arguments) => place::run(client, arguments, json).await,
+        Command::Reservations => to.show::<op::Placements>((), &(), |all| place::list(all)).await,
+        Command::Release { vm } => to.show::<op::Release>(vm, &(), place::released).await,
+        Command::Policy { vm: None, .. } => to.show::<op::Policies>((), &(), |vms| policy::list(vms)).await,
+        Command::Policy { vm: Some(vm), set: None } => to.show::<op::ShowPolicy>(vm, &(), policy::show).await,
         Command::Policy { vm: Some(vm), set: Some(policy) } => {
             let input = PolicyRequest { policy: policy.to_string() };
-            let vm = client.ask::<op::SetPolicy>(vm, &input).await?;
-            print(json, &vm, policy::show)
+            to.show::<op::SetPolicy>(vm, &input, policy::show).await
         }
-        Command::Memory { vm, set: None } => {
-            let vm = client.ask::<op::ShowMemory>(vm, &()).await?;
-            print(json, &vm, memory::show)
-        }
+        Command::Memory { vm, set: None } => to.show::<op::ShowMemory>(vm, &(), memory::show).await,
         Command::Memory { vm, set: Some(policy) } => {
             let input = MemoryPolicyRequest { policy: policy.clone() };
-            let vm = client.ask::<op::SetMemoryPolicy>(vm, &input).await?;
-            print(json, &vm, memory::show)
+            to.show::<op::SetMemoryPolicy>(vm, &input, memory::show).await
         }
-        Command::Rehome(arguments) => rehome::run(&client, arguments, json).await,
-        Command::Resize(arguments) => resize::run(&client, arguments, json).await,
-        Command::Migrate(arguments) => migrate::run(&client, arguments, json).await,
-        Command::Top { once } => top::run(&client, json, *once).await,
-        Command::Record { file, periods } => record::run(&client, file, periods.map(u64::from)).await,
+        Command::Rehome(arguments) => rehome::run(client, arguments, json).await,
+        Command::Resize(arguments) => resize::run(client, arguments, json).await,
+        Command::Migrate(arguments) => migrate::run(client, arguments, json).await,
+        Command::Top { once } => top::run(client, json, *once).await,
+        Command::Record { file, periods } => record::run(client, file, periods.map(u64::from)).await,
         Command::Replay { file, policy } => {
             let replayed = replay::file(file, *policy);
             let replayed = replayed.map_err(|source| Failure::Replay { path: file.clone(), source })?;
@@ -361,25 +356,13 @@ async fn run(arguments: &Arguments) -> Result<(), Failure> {
         Command::Calibrate(arguments) => {
             let found = calibrate::run(arguments).map_err(Failure::Calibrate)?;
             print(json, &found, calibrate::text)?;
-            found.problem.map_or(Ok(()), |problem| {
-                Err(Failure::Calibrate(calibrate::CalibrateError::NoBounds(problem)))
-            })
+            let no_bounds = |problem| Failure::Calibrate(calibrate::CalibrateError::NoBounds(problem));
+            found.problem.map_or(Ok(()), |problem| Err(no_bounds(problem)))
         }
-        Command::Watch { events } => watch::run(&client, events, json).await,
-        Command::Daemon => {
-            let daemon = client.ask::<op::Daemon>((), &()).await?;
-            print(json, &daemon, vms::daemon)
-        }
-        Command::Doctor => {
-            let daemon = client.ask::<op::Daemon>((), &()).await?;
-            let host = client.ask::<op::Hardware>((), &()).await?;
-            let vms = client.ask::<op::List>((), &()).await?;
-            let sends = |pid| qemu::sends_channel(&qemu::command_line(pid));
-            let mut checks = doctor::examine_with(&daemon, &host, &vms, &sends);
-            checks.extend(confinement::checks(&vms, &confinement::of_process));
-            print(json, &checks, |checks| doctor::text(checks))
-        }
-        Command::Setup(arguments) => setup::run(&client, arguments, json).await,
+        Command::Watch { events } => watch::run(client, events, json).await,
+        Command::Daemon => to.show::<op::Daemon>((), &(), vms::daemon).await,
+        Command::Doctor => to.doctor().await,
+        Command::Setup(arguments) => setup::run(client, arguments, json).await,
         Command::Completion { shell } => io::stdout().write_all(&completion(*shell)).map_err(Failure::Output),
     }
 }

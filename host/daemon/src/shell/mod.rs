@@ -535,16 +535,14 @@ impl Shell {
             Command::Defer(threads, waits) => self.locator.defer(threads, waits),
             Command::Look(threads) => self.locator.look(threads),
             Command::Move { vm, pid, vcpu, tid, node, cpus } => {
-                let pidfd = self.pidfd(vm, pid);
-                return self.make(Move { vm, pid, pidfd, vcpu, tid, node, cpus });
+                return self.make(Move { vm, pid, pidfd: self.pidfd(vm, pid), vcpu, tid, node, cpus });
             }
             Command::Confine { vm, pid, masks } => {
                 let (pidfd, pins) = (self.pidfd(vm, pid), self.keeps_pins(vm));
                 self.affinities.order(Order::Confine { vm, pid, pidfd, masks, pins });
             }
             Command::Follow { vm, pid, vcpus, cpus } => {
-                let pidfd = self.pidfd(vm, pid);
-                self.affinities.order(Order::Follow { vm, pid, pidfd, vcpus, cpus });
+                self.affinities.order(Order::Follow { vm, pid, pidfd: self.pidfd(vm, pid), vcpus, cpus });
             }
             Command::MoveMemory { vm, pid, order } => {
                 self.page_mover.move_memory(vm, pid, self.pidfd(vm, pid), order);
@@ -560,14 +558,12 @@ impl Shell {
             // Without scx_vnuma nobody needs it. A look for that is ordered with each resync.
             Command::Rank { .. } if !self.by_scheduler => {}
             Command::Rank { vm, pid, vcpus, stealing } => {
-                let pidfd = self.pidfd(vm, pid);
-                self.affinities.order(Order::Rank { pid, pidfd, vcpus, stealing });
+                self.affinities.order(Order::Rank { pid, pidfd: self.pidfd(vm, pid), vcpus, stealing });
             }
             Command::LookForScheduler => self.affinities.order(Order::Look),
             Command::ForgetMask(pid, tid) => self.affinities.order(Order::Forget { pid, tid }),
             Command::Count { vm, pid, vcpus } => {
-                let pidfd = self.pidfd(vm, pid);
-                self.readings.count(Targets { vm, pid, pidfd, vcpus });
+                self.readings.count(Targets { vm, pid, pidfd: self.pidfd(vm, pid), vcpus });
             }
             Command::WatchProcess(vm, pid) => self.watch_process(vm, pid),
             Command::UnwatchProcess(vm, pid) => self.unwatch_process(vm, pid),
