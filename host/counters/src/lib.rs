@@ -20,6 +20,7 @@
 //! Beside that, [samples](ThreadSamples) of accesses with their physical addresses say where a thread's memory is. They are off
 //! unless an operator asks for them, as each costs an interrupt.
 
+mod detect;
 mod events;
 mod group;
 mod period;
@@ -27,7 +28,8 @@ mod samples;
 mod servers;
 mod silence;
 
-pub use events::{Code, Detected, Events, PassedOver, Source, detect, detect_by};
+pub use detect::{Detected, PassedOver, detect, detect_by};
+pub use events::{Code, Events, Source};
 pub use group::{CounterError, ThreadCounters};
 pub use period::Reading;
 pub use samples::{Ibs, MemoryMap, Sampled, Shares, ThreadSamples};

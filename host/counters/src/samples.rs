@@ -8,7 +8,7 @@
 //!
 //! Samples tell where accesses go; how many there are, the counter of LLC misses tells.
 
-use crate::{events::read, group::CounterError};
+use crate::{detect::read, group::CounterError};
 use perf_event::{
     Builder, SampleFlag, Sampler,
     data::{MemLevel, Record},

@@ -12,7 +12,7 @@
 //! Others can hold all counters for good, a group can be larger than what is left of a PMU beside the kernel's own watchdog, and the
 //! PMU of a VM can be one that counts nothing.
 
-use crate::events::{PassedOver, Source};
+use crate::{detect::PassedOver, events::Source};
 use vnuma_model::Backoff;
 
 /// Periods in a row after which a source is given up.

@@ -1,15 +1,14 @@
 //! The XML of a domain that runs, as far as it matters here: guest nodes, bindings, pins, and places for a device.
 
 use crate::{
-    pins::{OwnPin, own_pins},
-    xml::{Reader, XmlError, child, children},
+    own_pins::{OwnPin, own_pins},
+    xml::{MAX_VCPUS, Reader, XmlError, child, children, of_metadata},
 };
 use roxmltree::Node;
 use std::collections::{BTreeMap, BTreeSet};
 use vnuma_model::{CpuSet, GuestNodeId, HostNodeId, NumaPolicy, is_pci_address};
 
-/// Most vCPUs, guest nodes and devices that are read.
-pub(crate) const MAX_VCPUS: u32 = 8192;
+/// Most guest nodes and devices that are read.
 const MAX_CELLS: usize = 128;
 const MAX_DEVICES: usize = 4096;
 
@@ -306,16 +305,6 @@ fn vcpu_pins(reader: &Reader<'_>, tune: Option<Node<'_, '_>>) -> Result<BTreeMap
         pins.insert(vcpu, cpus);
     }
     Ok(pins)
-}
-
-/// Elements of the domain's metadata.
-pub(crate) fn of_metadata<'a, 'i: 'a>(
-    root: Node<'a, 'i>,
-    namespace: &'static str,
-    name: &'static str,
-) -> impl Iterator<Item = Node<'a, 'i>> {
-    let elements = child(root, "metadata").into_iter().flat_map(|metadata| metadata.children());
-    elements.filter(move |element| element.has_tag_name((namespace, name)))
 }
 
 /// Devices of a kind.

@@ -11,6 +11,9 @@ pub(crate) const SIZE_LIMIT: usize = 4 << 20;
 /// Most elements, texts and comments of a document.
 const NODE_LIMIT: u32 = 200_000;
 
+/// Most vCPUs of a domain that are read.
+pub(crate) const MAX_VCPUS: u32 = 8192;
+
 /// Why XML is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum XmlError {
@@ -182,6 +185,16 @@ pub(crate) fn child<'a, 'i>(node: Node<'a, 'i>, name: &str) -> Option<Node<'a, '
 /// All children of this name.
 pub(crate) fn children<'a, 'i: 'a>(node: Node<'a, 'i>, name: &str) -> impl Iterator<Item = Node<'a, 'i>> {
     node.children().filter(move |child| child.is_element() && child.tag_name().name() == name)
+}
+
+/// Elements of the domain's metadata.
+pub(crate) fn of_metadata<'a, 'i: 'a>(
+    root: Node<'a, 'i>,
+    namespace: &'static str,
+    name: &'static str,
+) -> impl Iterator<Item = Node<'a, 'i>> {
+    let elements = child(root, "metadata").into_iter().flat_map(|metadata| metadata.children());
+    elements.filter(move |element| element.has_tag_name((namespace, name)))
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Records what the policies are given, a line of JSON for each period.
 
-use crate::failure::Failure;
+use crate::{failure::Failure, replay::HEADER};
 use std::{
     fs::{File, OpenOptions},
     io::{BufWriter, Write},
@@ -10,12 +10,7 @@ use std::{
 use vnuma_api::{OBSERVATIONS, Observation};
 use vnuma_client::{Client, Error};
 
-/// First line of a recording.
-pub const HEADER: &str = "{\"vnuma_recording\":1}";
-/// Longest line: a period of a host with 65536 vCPUs and 64 nodes is shorter.
-pub const LINE_LIMIT: usize = 256 << 20;
-
-/// After so long without a period vnumactl says why there may be none.
+/// Without a period for so long the operator is told why there may be none.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Records until it is interrupted, or for so many periods.

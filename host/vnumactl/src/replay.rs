@@ -4,10 +4,7 @@
 //! What a recording cannot say is how the host would have answered: a vCPU that the policy would have moved makes the same
 //! accesses in the same time as where it was. So a replay shows what a policy decides, not how much faster that is.
 
-use crate::{
-    record::{HEADER, LINE_LIMIT},
-    table::{Table, or_dash, plain},
-};
+use crate::table::{Table, or_dash, plain};
 use serde::Serialize;
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,6 +19,10 @@ use vnuma_policy::scheduling::{
     VcpuSample, analyzer::Bounds,
 };
 
+/// First line of a recording.
+pub const HEADER: &str = "{\"vnuma_recording\":1}";
+/// Longest line: a period of a host with 65536 vCPUs and 64 nodes is shorter.
+const LINE_LIMIT: usize = 256 << 20;
 /// Nodes of a host, CPUs and vCPUs that a period may have.
 const MOST_NODES: usize = 1024;
 const MOST_VCPUS: usize = 1 << 17;

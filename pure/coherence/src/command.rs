@@ -1,22 +1,7 @@
 //! What happens to a node, and what it wants done.
 
-use crate::ids::{Access, NodeId, NodeSet, PageId, Version};
-use crate::message::{Frame, Message};
-
-/// What of a page travels beside a message. The shell fills it in and applies it; the core only names it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Payload {
-    /// Nothing: the receiver has the content.
-    #[default]
-    None,
-    /// The whole page.
-    Page,
-    /// The difference to the content `base`, which the receiver's memory has.
-    Delta {
-        /// Content that the difference starts from.
-        base: Version,
-    },
-}
+use crate::ids::{Access, NodeId, NodeSet, PageId};
+use crate::message::{Frame, Message, Payload};
 
 /// What happened.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

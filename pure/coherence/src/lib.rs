@@ -19,12 +19,12 @@ mod options;
 mod page;
 mod table;
 
-pub use command::{Command, Event, Payload, Protest, StopReason};
+pub use command::{Command, Event, Protest, StopReason};
 pub use cut::{CUTS_AHEAD, CutCommand, Cuts, Kept, keepers, restorer};
 pub use ids::{Access, Epoch, NodeId, NodeSet, PageId, VERSION_MOST, Version};
 pub use managers::{Managers, ManagersError};
 pub use message::{
-    CutMessage, Entry, Frame, Grant, Holding, Kind, Membership, Message, Notice, Request, View,
+    CutMessage, Entry, Frame, Grant, Holding, Kind, Membership, Message, Notice, Payload, Request, View,
 };
 pub use node::Node;
 pub use options::Options;

@@ -1,6 +1,5 @@
 //! What nodes send to each other. The contents of pages travel beside these messages.
 
-use crate::command::Payload;
 use crate::ids::{Access, Epoch, NodeId, NodeSet, PageId, Version};
 
 /// A message with the epoch in which it was sent.
@@ -10,6 +9,21 @@ pub struct Frame {
     pub epoch: Epoch,
     /// What it says.
     pub message: Message,
+}
+
+/// What of a page travels beside a message. The shell fills it in and applies it; the core only names it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Payload {
+    /// Nothing: the receiver has the content.
+    #[default]
+    None,
+    /// The whole page.
+    Page,
+    /// The difference to the content `base`, which the receiver's memory has.
+    Delta {
+        /// Content that the difference starts from.
+        base: Version,
+    },
 }
 
 /// What a request is for.

@@ -2,7 +2,10 @@
 //!
 //! The host says which CPUs it has and which memory is free now. Claims say what of it is somebody's already.
 
-use crate::{LEAST_UNIT_BYTES, cpus};
+use crate::{
+    LEAST_UNIT_BYTES,
+    cpus::{self, FreeCore},
+};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use vnuma_model::{CpuId, CpuLayout, CpuSet, HostNodeId, HostTopology, PciDevice};
@@ -39,17 +42,6 @@ pub struct Claim {
     pub memory: Vec<Promise>,
     /// Addresses of PCI functions.
     pub devices: Vec<String>,
-}
-
-/// A core with a CPU that is free.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct FreeCore {
-    /// Its last-level cache.
-    pub cache: u32,
-    /// Its free CPUs, at least one.
-    pub cpus: Vec<CpuId>,
-    /// Nobody uses any of its CPUs.
-    pub whole: bool,
 }
 
 /// Memory of one page size on a node.

@@ -1,8 +1,18 @@
 //! Which CPUs of a node the vCPUs of a guest node get.
 
-use crate::capacity::FreeCore;
 use std::collections::BTreeMap;
 use vnuma_model::CpuId;
+
+/// A core with a CPU that is free.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct FreeCore {
+    /// Its last-level cache.
+    pub cache: u32,
+    /// Its free CPUs, at least one.
+    pub cpus: Vec<CpuId>,
+    /// Nobody uses any of its CPUs.
+    pub whole: bool,
+}
 
 /// Chooses `count` CPUs, or all if there are fewer, in rising order.
 ///

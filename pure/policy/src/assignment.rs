@@ -12,6 +12,32 @@ pub struct NodeAssignment {
     pub approximate: bool,
 }
 
+/// How true the guest's view of a vCPU is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum VcpuState {
+    /// It is on the home of the guest node that the guest uses for it.
+    True,
+    /// It is on no guest node's home. The guest uses the nearest one.
+    Approximate,
+    /// The guest uses another guest node: published and not yet acknowledged, waiting to be published, or nothing can
+    /// be published.
+    Stale,
+    /// It was not observed, no guest node has a known home, or what the guest uses cannot be known.
+    Unknown,
+}
+
+impl VcpuState {
+    /// Of a vCPU or device whose right node is `target`, and for which the guest uses `used`.
+    pub(crate) fn of(target: Option<NodeAssignment>, used: Option<GuestNodeId>) -> Self {
+        match (target, used) {
+            (None, _) | (_, None) => Self::Unknown,
+            (Some(target), Some(node)) if target.node != node => Self::Stale,
+            (Some(NodeAssignment { approximate: true, .. }), _) => Self::Approximate,
+            _ => Self::True,
+        }
+    }
+}
+
 /// The guest node whose home is `at`, the vCPU's host node; if there is none, the one whose home
 /// is nearest by SLIT, marked approximate. Of several that qualify equally: the one that was published last
 /// (`present`), else the one it booted with, else the lowest, so that no publication makes no difference.

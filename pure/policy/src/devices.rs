@@ -111,18 +111,12 @@ impl Devices {
     pub(crate) fn status(&self, address: PciAddress) -> Option<DeviceStatus> {
         let device = self.devices.get(&address)?;
         let acked_node = self.acked.node(address);
-        let state = match (device.target, acked_node) {
-            (None, _) | (_, None) => VcpuState::Unknown,
-            (Some(target), Some(node)) if target.node != node => VcpuState::Stale,
-            (Some(NodeAssignment { approximate: true, .. }), _) => VcpuState::Approximate,
-            _ => VcpuState::True,
-        };
         Some(DeviceStatus {
             host_node: device.host_node,
             published_node: self.published.get(&address).copied(),
             acked_node,
             target_node: device.target.map(|target| target.node),
-            state,
+            state: VcpuState::of(device.target, acked_node),
         })
     }
 }

@@ -36,12 +36,12 @@ mod vm;
 pub mod world;
 
 pub use acked::Update;
-pub use assignment::{NodeAssignment, choose_node};
+pub use assignment::{NodeAssignment, VcpuState, choose_node};
 pub use devices::DeviceStatus;
 pub use home::{Homes, backings, displaced_bytes, distances, homes, resident_kib};
 pub use plan::{Action, Plan, Ranks, Reason, Step};
 pub use policies::{Memories, Propose, decide};
 pub use settings::Policies;
 pub use settle::{Due, PublishReason, SettlePolicy, Settler, Suppressed};
-pub use vm::{Observation, Publication, VcpuState, VcpuStatus, VmPlacement};
+pub use vm::{Observation, Publication, VcpuStatus, VmPlacement};
 pub use world::World;

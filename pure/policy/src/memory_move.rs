@@ -119,6 +119,13 @@ pub struct MoveMemory {
     pub why: MemoryReason,
 }
 
+impl MoveMemory {
+    /// Does it bring memory home?
+    pub(crate) fn is_home(&self) -> bool {
+        matches!(self.why, MemoryReason::Home(_))
+    }
+}
+
 /// Why memory is moved.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum MemoryReason {

@@ -3,10 +3,11 @@
 use crate::PublishReason;
 use crate::memory_move::MoveMemory;
 use crate::migration::Order;
+use crate::rehome_policy::RehomeWhy;
 use crate::scheduling::Stealing;
 use crate::sizing::Resize;
-use crate::world::{Confine, Move, RehomeWish, Replug, UnplugStep, VmId, World};
-use vnuma_model::GuestNodeId;
+use crate::world::{Confine, Replug, UnplugStep};
+use vnuma_model::{ApicId, GuestNodeId, HostNodeId, RequestId, VmId};
 
 /// Why something is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +38,45 @@ pub enum Reason {
     Period,
     /// scx_vnuma was loaded.
     Loaded,
+}
+
+/// Who put a vCPU where it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mover {
+    /// An operator, through vnuma.
+    Operator,
+    /// A scheduling policy.
+    Policy,
+}
+
+/// A move of a vCPU that is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Move {
+    /// The vCPU.
+    pub vcpu: ApicId,
+    /// The host node it goes to.
+    pub node: HostNodeId,
+    /// Who wants it.
+    pub mover: Mover,
+    /// The request that waits for it.
+    pub request: Option<RequestId>,
+    /// It has been begun; its outcome will be reported.
+    pub in_flight: bool,
+}
+
+/// What an operator wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RehomeWish {
+    /// The guest node.
+    pub guest_node: GuestNodeId,
+    /// Its new home.
+    pub node: HostNodeId,
+    /// Say what would be done, and do nothing.
+    pub dry_run: bool,
+    /// Move vCPUs that somebody else has confined to another node as well.
+    pub move_pinned: bool,
+    /// Why, if no operator wants it: its vCPUs are there already, and stay as they are.
+    pub why: Option<RehomeWhy>,
 }
 
 /// One thing to do.
@@ -126,35 +166,4 @@ pub struct Plan {
     pub waits: Vec<Step>,
     /// The VMs that it is about.
     pub considered: Vec<VmId>,
-}
-
-impl Plan {
-    /// Notes what is wanted and cannot begin yet.
-    pub fn note_waits(&self, world: &mut World) {
-        for id in &self.considered {
-            if world.get(*id).and_then(|managed| managed.vm.as_ref()).is_some_and(|vm| vm.replug_ns.is_some())
-                && let Some((_, vm)) = world.vm_mut(*id)
-            {
-                vm.replug_ns = None;
-            }
-        }
-        for step in &self.waits {
-            let Some((_, vm)) = world.vm_mut(step.vm) else { continue };
-            match &step.action {
-                Action::Publish(..) => vm.placement.note_deferred(),
-                Action::Confine(confine) => {
-                    if let Some(mask) = vm.scheduling.masks.get_mut(&confine.vcpu) {
-                        (mask.wanted, mask.released) = (Some(*confine), false);
-                    }
-                }
-                Action::MoveMemory(order) => vm.scheduling.memory.wanted = Some(order.clone()),
-                Action::ObserveMemory => {
-                    let due_ns = vm.homing.due_ns.get_or_insert(step.not_before_ns);
-                    *due_ns = step.not_before_ns.min(*due_ns);
-                }
-                Action::Replug(..) => vm.replug_ns = Some(step.not_before_ns),
-                _ => {}
-            }
-        }
-    }
 }

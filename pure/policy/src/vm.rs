@@ -3,8 +3,8 @@
 use crate::acked::{AckedTopology, Update};
 use crate::devices::{DeviceStatus, Devices};
 use crate::{
-    Due, Homes, NodeAssignment, PublishReason, SettlePolicy, Settler, Suppressed, choose_node, distances,
-    homes,
+    Due, Homes, NodeAssignment, PublishReason, SettlePolicy, Settler, Suppressed, VcpuState, choose_node,
+    distances, homes,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use vnuma_model::{ApicId, DistanceMatrix, GuestNodeId, HostNodeId, HostTopology, PciAddress, VmDescription};
@@ -19,20 +19,6 @@ pub struct Observation {
     pub deliberate: bool,
     /// Since when, `CLOCK_MONOTONIC`, nanoseconds.
     pub time_ns: u64,
-}
-
-/// How true the guest's view of a vCPU is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum VcpuState {
-    /// It is on the home of the guest node that the guest uses for it.
-    True,
-    /// It is on no guest node's home. The guest uses the nearest one.
-    Approximate,
-    /// The guest uses another guest node: published and not yet acknowledged, waiting to be published, or nothing can
-    /// be published.
-    Stale,
-    /// It was not observed, no guest node has a known home, or what the guest uses cannot be known.
-    Unknown,
 }
 
 /// What is known of a vCPU.
@@ -327,18 +313,12 @@ impl VmPlacement {
     pub fn vcpu(&self, apic_id: ApicId) -> Option<VcpuStatus> {
         let vcpu = self.vcpus.get(&apic_id)?;
         let acked = self.acked.node(apic_id);
-        let state = match (vcpu.target, acked) {
-            (None, _) | (_, None) => VcpuState::Unknown,
-            (Some(target), Some(node)) if target.node != node => VcpuState::Stale,
-            (Some(NodeAssignment { approximate: true, .. }), _) => VcpuState::Approximate,
-            _ => VcpuState::True,
-        };
         Some(VcpuStatus {
             host_node: vcpu.observed.map(|observed| observed.node),
             acked_node: acked,
             published_node: (!self.guest_nodes.is_empty()).then_some(vcpu.published),
             target_node: vcpu.target.map(|target| target.node),
-            state,
+            state: VcpuState::of(vcpu.target, acked),
         })
     }
 }

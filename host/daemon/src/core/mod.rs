@@ -140,7 +140,7 @@ impl Core {
         let memories = std::mem::take(&mut self.memories);
         let (mut plan, memories) = decide(&self.world, &self.policies, memories, now_ns);
         self.memories = memories;
-        plan.note_waits(&mut self.world);
+        self.world.note_waits(&plan);
         if sampled {
             plan.steps.extend(self.ranks());
         }

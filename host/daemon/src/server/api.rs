@@ -1,9 +1,9 @@
 //! The API: HTTP requests become requests to the core. What is allowed is decided here.
 
 use super::{
-    limits::PerUser,
+    context::{BODY_LIMIT, Context, Failure, ask},
     listener::ApiListener,
-    metrics::{__path_metrics, Metrics, metrics},
+    metrics::{__path_metrics, metrics},
     openapi::{__path_openapi, Base, openapi},
     placements::{PlacementError, Placements},
     rights::Peer,
@@ -11,17 +11,15 @@ use super::{
     streams::{__path_record, __path_watch, record, watch},
 };
 use crate::{
-    core::{Refusal, ReplyTo, event::Request, sanitize, uses::VmUse},
-    shell::inbox::{ApiRequest, Inbox},
+    core::{Refusal, ReplyTo, event::Request, uses::VmUse},
+    shell::inbox::ApiRequest,
 };
 use axum::{
-    Json, Router,
+    Router,
     extract::{DefaultBodyLimit, connect_info::Connected},
-    http::StatusCode,
-    response::{IntoResponse, Response},
     serve::IncomingStream,
 };
-use std::{path::PathBuf, sync::Arc};
+use std::sync::Arc;
 use tokio::sync::oneshot;
 use utoipa::OpenApi;
 use utoipa_axum::{
@@ -29,68 +27,16 @@ use utoipa_axum::{
     routes,
 };
 use vnuma_api::{
-    ApiError, ErrorKind, HostTopology, MemoryPolicyRequest, MigrateRequest, MoveRequest, PolicyRequest,
-    RehomeRequest, ReplugRequest, ResizeRequest,
+    ErrorKind, HostTopology, MemoryPolicyRequest, MigrateRequest, MoveRequest, PolicyRequest, RehomeRequest,
+    ReplugRequest, ResizeRequest,
     operation::{self as op, Operation},
 };
 use vnuma_observe::{location::monotonic_ns, read_host_topology};
 use vnuma_policy::world::{RehomeWish, ResizeWish, WantedSize};
 
-/// No request needs more.
-pub(super) const BODY_LIMIT: usize = 4096;
-
 impl Connected<IncomingStream<'_, ApiListener>> for Peer {
     fn connect_info(stream: IncomingStream<'_, ApiListener>) -> Self {
         stream.io().peer
-    }
-}
-
-/// State that the handlers share.
-#[derive(Clone)]
-pub(crate) struct Context {
-    pub(crate) inbox: Arc<Inbox>,
-    pub(crate) root: PathBuf,
-    /// Name of the group that may act, if there is one.
-    pub(crate) act_group: Option<String>,
-    pub(crate) watchers: PerUser,
-    pub(crate) placements: Arc<Placements>,
-    pub(crate) metrics: Arc<Metrics>,
-}
-
-/// A failed request.
-pub(crate) struct Failure(ApiError);
-
-impl From<Refusal> for Failure {
-    fn from(refusal: Refusal) -> Self {
-        Self(refusal.into())
-    }
-}
-
-impl From<PlacementError> for Failure {
-    fn from(error: PlacementError) -> Self {
-        Self(ApiError { error: error.kind(), message: error.to_string() })
-    }
-}
-
-impl Failure {
-    pub(super) fn bad_request(message: String) -> Self {
-        Self(ApiError { error: ErrorKind::BadRequest, message })
-    }
-}
-
-impl IntoResponse for Failure {
-    fn into_response(self) -> Response {
-        let status = match self.0.error {
-            ErrorKind::BadRequest => StatusCode::BAD_REQUEST,
-            ErrorKind::Forbidden => StatusCode::FORBIDDEN,
-            ErrorKind::NotFound => StatusCode::NOT_FOUND,
-            ErrorKind::Conflict => StatusCode::CONFLICT,
-            ErrorKind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
-            ErrorKind::Busy => StatusCode::SERVICE_UNAVAILABLE,
-            ErrorKind::Vm => StatusCode::BAD_GATEWAY,
-        };
-        let ApiError { error, message } = self.0;
-        (status, Json(ApiError { error, message: sanitize(&message) })).into_response()
     }
 }
 
@@ -173,16 +119,6 @@ pub(crate) fn router(context: Context) -> Router {
         .with_state(context)
 }
 
-/// Asks the core's thread.
-pub(super) async fn ask<T>(
-    context: &Context,
-    make: impl FnOnce(oneshot::Sender<T>) -> ApiRequest,
-) -> Result<T, Failure> {
-    let (reply, answer) = oneshot::channel();
-    context.inbox.request(make(reply))?;
-    answer.await.map_err(|_| Refusal::ShuttingDown.into())
-}
-
 /// Makes the core's request of the name of a VM, a body, and who gets the answer.
 type MakeRequest<O> =
     fn(String, <O as Operation>::Input, ReplyTo<<O as Operation>::Output>) -> Result<Request, Failure>;
@@ -252,7 +188,7 @@ async fn with_placements<T: Send + 'static>(
 
 async fn unknown(request: axum::extract::Request) -> Failure {
     let message = format!("no such path: {}", request.uri().path());
-    Failure(ApiError { error: ErrorKind::NotFound, message })
+    Failure::new(ErrorKind::NotFound, message)
 }
 
 async fn wrong_method(request: axum::extract::Request) -> Failure {

@@ -1,12 +1,21 @@
 //! Metrics as Prometheus reads them. docs/metrics.md lists them all, and a test compares.
 
-use crate::shell::totals::{BOUNDS_S, Latencies, Totals};
+use crate::{
+    core::Refusal,
+    shell::totals::{BOUNDS_S, Latencies, Totals},
+};
 use prometheus_client::{
     encoding::{EncodeLabelSet, EncodeMetric, MetricEncoder, NoLabelSet, prometheus_text, text},
     metrics::{MetricType, counter::Counter, family::Family, gauge::Gauge, info::Info},
     registry::{Registry, Unit},
 };
-use std::{collections::BTreeMap, fmt, sync::atomic::AtomicU64};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{Arc, atomic::AtomicU64},
+    time::{Duration, Instant},
+};
+use tokio::sync::Mutex;
 use vnuma_api::{Daemon, Scheduling, VcpuState, Vm};
 
 /// VMs that have series of their own; the rest is only counted. The names of VMs are their QEMUs' to choose.
@@ -357,6 +366,35 @@ impl Snapshot {
             Unit::Other("ratio".to_owned()),
             remote,
         );
+    }
+}
+
+/// What was gathered is answered for so long, so that those who ask often cost the core no more than one who asks once a second.
+const FRESH: Duration = Duration::from_secs(1);
+
+/// What was gathered last.
+#[derive(Debug, Default)]
+pub(crate) struct Metrics(Mutex<Option<(Instant, Arc<Exposition>)>>);
+
+impl Metrics {
+    /// Who comes while another one gathers waits for that.
+    pub(super) async fn get<E: From<Refusal>>(
+        &self,
+        gather: impl Future<Output = Result<Snapshot, E>>,
+    ) -> Result<Arc<Exposition>, E> {
+        let mut last = self.0.lock().await;
+        if let Some((at, exposition)) = &*last
+            && at.elapsed() < FRESH
+        {
+            return Ok(Arc::clone(exposition));
+        }
+        let snapshot = gather.await?;
+        // Hundreds of VMs are many lines: not on the thread that serves the others.
+        let text = tokio::task::spawn_blocking(move || snapshot.text()).await;
+        let exposition = text.map_err(|_| Refusal::ShuttingDown)?.map_err(|_| Refusal::ShuttingDown)?;
+        let exposition = Arc::new(exposition);
+        *last = Some((Instant::now(), Arc::clone(&exposition)));
+        Ok(exposition)
     }
 }
 

@@ -1,11 +1,11 @@
 //! Metrics, on the socket and, if the operator wants that, on a TCP port.
 
 use super::{
-    api::{Context, Failure, ask},
-    exposition::{Exposition, Snapshot},
+    context::{Context, Failure, ask},
+    exposition::Snapshot,
     openapi::Failures,
 };
-use crate::{core::Refusal, shell::inbox::ApiRequest};
+use crate::shell::inbox::ApiRequest;
 use axum::{
     Router,
     extract::State,
@@ -21,19 +21,16 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{self, Poll},
-    time::{Duration, Instant},
+    time::Duration,
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
-    sync::{Mutex, OwnedSemaphorePermit, Semaphore},
+    sync::{OwnedSemaphorePermit, Semaphore},
     time::{Sleep, sleep},
 };
 use tracing::error;
 use vnuma_api::METRICS;
-
-/// What was gathered is answered for so long, so that those who ask often cost the core no more than one who asks once a second.
-const FRESH: Duration = Duration::from_secs(1);
 
 /// Connections to the port at a time. Further ones wait to be accepted.
 const CONNECTIONS: usize = 32;
@@ -46,29 +43,6 @@ const ERROR_PAUSE: Duration = Duration::from_secs(1);
 
 /// `Content-Type` of OpenMetrics.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-
-/// What was gathered last.
-#[derive(Debug, Default)]
-pub(crate) struct Metrics(Mutex<Option<(Instant, Arc<Exposition>)>>);
-
-impl Metrics {
-    /// A request that comes while another one gathers waits for that.
-    async fn get(&self, context: &Context) -> Result<Arc<Exposition>, Failure> {
-        let mut last = self.0.lock().await;
-        if let Some((at, exposition)) = &*last
-            && at.elapsed() < FRESH
-        {
-            return Ok(Arc::clone(exposition));
-        }
-        let snapshot = gather(context).await?;
-        // Hundreds of VMs are many lines: not on the thread that serves the others.
-        let text = tokio::task::spawn_blocking(move || snapshot.text()).await;
-        let exposition = text.map_err(|_| Refusal::ShuttingDown)?.map_err(|_| Refusal::ShuttingDown)?;
-        let exposition = Arc::new(exposition);
-        *last = Some((Instant::now(), Arc::clone(&exposition)));
-        Ok(exposition)
-    }
-}
 
 async fn gather(context: &Context) -> Result<Snapshot, Failure> {
     let daemon = ask(context, ApiRequest::Daemon).await?;
@@ -98,7 +72,7 @@ pub(super) async fn metrics(
     State(context): State<Context>,
     headers: HeaderMap,
 ) -> Result<impl IntoResponse, Failure> {
-    let exposition = context.metrics.get(&context).await?;
+    let exposition = context.metrics.get(gather(&context)).await?;
     let accepts = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or("");
     let answer = if accepts(ACCEPT).contains("application/openmetrics-text") {
         ([(CONTENT_TYPE, OPEN_METRICS)], exposition.open.clone())

@@ -1,6 +1,7 @@
 //! The API server: who may connect, who may act, and what is answered.
 
 mod api;
+mod context;
 mod devices;
 mod exposition;
 mod limits;
@@ -13,10 +14,12 @@ mod serve;
 mod socket;
 mod streams;
 
-pub(crate) use api::{Context, router};
+pub(crate) use api::router;
+pub(crate) use context::Context;
+pub(crate) use exposition::Metrics;
 pub(crate) use limits::PerUser;
 pub(crate) use listener::ApiListener;
-pub(crate) use metrics::{Metrics, MetricsListener, metrics_router};
+pub(crate) use metrics::{MetricsListener, metrics_router};
 pub use openapi::document as openapi_document;
 pub(crate) use placements::Placements;
 pub(crate) use rights::{Peer, Rights};

@@ -1,7 +1,7 @@
 //! A row of the API's table: an operation and its handler become a route, which checks the right first, and a description.
 
 use super::{
-    api::{BODY_LIMIT, Context, Failure},
+    context::{BODY_LIMIT, Context, Failure},
     openapi::{Failures, Refusals},
     rights::Peer,
 };

@@ -1,7 +1,7 @@
 //! Answers that have no end: events and observations, a JSON object a line.
 
 use super::{
-    api::{Context, Failure, ask},
+    context::{Context, Failure, ask},
     limits::Permit,
     openapi::Failures,
     rights::Peer,

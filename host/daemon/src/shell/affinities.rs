@@ -2,10 +2,9 @@
 //! the record of masks can block.
 
 use super::{
-    inbox::{Inbox, Message},
+    inbox::{Inbox, Message, PinOrder},
     locator::Reader,
     masks::{Kept, Masks, still},
-    policy_pins::PinOrder,
     scheduler::{Look, Places, Thread},
 };
 use crate::core::event::{Event, Made, MaskOrder, Ranked, Switch};

@@ -1,9 +1,9 @@
 //! The core's queue of messages and requests.
 
-use super::{policy_pins::PinOrder, report, totals::Totals};
+use super::{report, totals::Totals};
 use crate::core::{
     Refusal,
-    event::{Event, Request},
+    event::{Event, MaskOrder, Request},
     uses::VmUse,
 };
 use nix::{
@@ -22,7 +22,7 @@ use std::{
 };
 use tokio::sync::{mpsc, oneshot};
 use vnuma_api as api;
-use vnuma_policy::world::{ConnectionId, VmId};
+use vnuma_policy::world::{ConnectionId, Mechanism, VmId};
 
 /// Capacity of the message queue. When it is full, a sender waits or counts its message as lost.
 const CAPACITY: usize = 4096;
@@ -32,6 +32,13 @@ const REQUESTS: usize = 1024;
 
 /// Messages taken between two requests.
 const BATCH: usize = 256;
+
+/// A vCPU to pin, or one that scx_vnuma has from now on, whose pin is taken back.
+#[derive(Debug)]
+pub(crate) struct PinOrder {
+    pub(crate) order: MaskOrder,
+    pub(crate) by: Mechanism,
+}
 
 /// A message to the shell.
 #[derive(Debug)]

@@ -1,7 +1,6 @@
 //! The record of masks that policies have set by affinities: for each process a file beside the records of channels, written before a mask
 //! is set, so that the operators' masks can be given back whatever becomes of vnumad.
 
-use super::others::give_back_inherited;
 use crate::core::{event::MaskOrder, sanitize};
 use serde::{Deserialize, Serialize};
 use std::{
@@ -65,6 +64,12 @@ impl Kept {
     /// Does it run no vCPU?
     pub(super) fn is_other(&self) -> bool {
         self.other
+    }
+
+    /// For a thread that was made by this one: the mask that it has then, and the one that it should have had.
+    pub(super) fn inherited(&self) -> Option<(CpuSet, CpuSet)> {
+        let given = self.last().filter(|given| self.other && **given != self.operator)?;
+        Some((given.clone(), self.operator.clone()))
     }
 
     /// Is the mask that was found one that a policy has set?
@@ -324,6 +329,35 @@ impl Masks {
 pub(super) fn still(set: &CpuSet, found: &CpuSet, online: &CpuSet) -> bool {
     let lost = !online.intersects(set);
     lost || set.agrees(found, online)
+}
+
+/// Is the mask that was found this one? Of CPUs that are all offline nobody can say.
+pub(super) fn has(given: &CpuSet, found: &CpuSet, online: &CpuSet) -> bool {
+    online.intersects(given) && still(given, found, online)
+}
+
+/// Threads that were made by others while these were kept have their masks, and nothing is recorded of them. Returns how many
+/// got the mask that they should have had.
+fn give_back_inherited(
+    pid: i32,
+    pidfd: &Arc<OwnedFd>,
+    made: &[(CpuSet, CpuSet)],
+    known: &[i32],
+    online: &CpuSet,
+) -> usize {
+    if made.is_empty() {
+        return 0;
+    }
+    let new = procfs::threads(pid).unwrap_or_default().into_iter().filter(|tid| !known.contains(tid));
+    let give_back = |tid: &i32| {
+        let found = procfs::Affinity::of(*tid).ok().map(|affinity| affinity.cpus());
+        let origin =
+            made.iter().find(|(given, _)| found.as_ref().is_some_and(|found| has(given, found, online)));
+        let Some((given, operator)) = origin else { return false };
+        // One that has ended needs nothing.
+        pin_thread_if(pidfd.as_fd(), pid, *tid, |found| has(given, found, online), operator).is_ok()
+    };
+    new.filter(give_back).count()
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@
 //!
 //! Threads that their operator keeps elsewhere, and those with a real-time class, stay where they are.
 
-use super::masks::{Kept, Masks, still};
+use super::masks::{Kept, Masks, has, still};
 use crate::core::event::{Followed, MaskOrder};
 use std::{
     os::fd::{AsFd, OwnedFd},
@@ -20,14 +20,6 @@ use vnuma_process::{ActError, pin_thread_if, procfs, read_allowed};
 
 /// Threads of a VM that follow, at most: each costs the others' moves a little time.
 const MOST: usize = 1024;
-
-impl Kept {
-    /// For a thread that was made by this one: the mask that it has then, and the one that it should have had.
-    pub(super) fn inherited(&self) -> Option<(CpuSet, CpuSet)> {
-        let given = self.last().filter(|given| self.is_other() && *given != self.operator())?;
-        Some((given.clone(), self.operator().clone()))
-    }
-}
 
 impl Masks {
     /// Keeps all threads of a process but its vCPUs to these CPUs, each within its operator's mask, or gives them these masks
@@ -129,35 +121,6 @@ impl Masks {
         let is_new = mask.is_some() && kept.is_none_or(|kept| kept.last() != mask.as_ref());
         Ok(Some((MaskOrder { vcpu: 0, tid, expected: found, operator, cpus: mask }, is_new)))
     }
-}
-
-/// Is the mask that was found this one? Of CPUs that are all offline nobody can say.
-fn has(given: &CpuSet, found: &CpuSet, online: &CpuSet) -> bool {
-    online.intersects(given) && still(given, found, online)
-}
-
-/// Threads that were made by others while these were kept have their masks, and nothing is recorded of them. Returns how many
-/// got the mask that they should have had.
-pub(super) fn give_back_inherited(
-    pid: i32,
-    pidfd: &Arc<OwnedFd>,
-    made: &[(CpuSet, CpuSet)],
-    known: &[i32],
-    online: &CpuSet,
-) -> usize {
-    if made.is_empty() {
-        return 0;
-    }
-    let new = procfs::threads(pid).unwrap_or_default().into_iter().filter(|tid| !known.contains(tid));
-    let give_back = |tid: &i32| {
-        let found = procfs::Affinity::of(*tid).ok().map(|affinity| affinity.cpus());
-        let origin =
-            made.iter().find(|(given, _)| found.as_ref().is_some_and(|found| has(given, found, online)));
-        let Some((given, operator)) = origin else { return false };
-        // One that has ended needs nothing.
-        pin_thread_if(pidfd.as_fd(), pid, *tid, |found| has(given, found, online), operator).is_ok()
-    };
-    new.filter(give_back).count()
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@
 use super::{
     Shell,
     affinities::Order,
-    inbox::{Inbox, Message},
+    inbox::{Inbox, Message, PinOrder},
 };
 use crate::core::event::{Event, Made, MaskOrder};
 use std::{
@@ -34,13 +34,6 @@ const STOP_LIMIT: Duration = Duration::from_secs(6);
 
 /// There is no connection.
 const NOT_CONNECTED: &str = "not connected to what manages the VM, which keeps its pins";
-
-/// A vCPU to pin, or one that scx_vnuma has from now on, whose pin is taken back.
-#[derive(Debug)]
-pub(crate) struct PinOrder {
-    pub(crate) order: MaskOrder,
-    pub(crate) by: Mechanism,
-}
 
 impl PinOrder {
     fn pin(&self) -> PolicyPin {

@@ -12,8 +12,8 @@
 //!   The connections of a user, and of all users, are limited. Others are refused by a message, as a QEMU whose connection is closed
 //!   without one reads without end.
 
-use super::handshake::{
-    Batch, SERVED, Turn, bind_to, credentials_of, has_read_all, make_directory, messages, refuse, send_all,
+use super::sockets::{
+    Batch, Turn, bind_to, credentials_of, has_read_all, make_directory, messages, refuse, send_all,
 };
 use nix::{
     errno::Errno,
@@ -207,7 +207,7 @@ impl CommonSocket {
         let own = readers.iter().filter(|reader| reader.user == user).count();
         let sent = if own < PER_USER && readers.len() < OF_ALL {
             // SAFETY: the headers of a batch point to memory of its own, which lives until then.
-            unsafe { send_all(stream.as_raw_fd(), &mut batch.headers) == SERVED }
+            unsafe { send_all(stream.as_raw_fd(), &mut batch.headers) }
         } else {
             tracing::warn!(user, own, all = readers.len(), path = %self.path.display(), "too many wait for a channel: one is refused");
             // SAFETY: a plain system call on a descriptor of this function.

@@ -1,9 +1,10 @@
 //! A domain as a VM.
 
 use super::{
-    Places, describe,
+    Places,
+    departure::Departure,
+    describe,
     handshake::{Handshake, Place},
-    migration::Departure,
     states::shares_directory,
 };
 use crate::{

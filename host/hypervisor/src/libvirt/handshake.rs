@@ -33,27 +33,25 @@
 //! Who stops this child, by its own number, between `accept` and `sendmmsg`, or kills it before QEMU has read everything, does stop
 //! the guest.
 
-use super::common_socket::CommonSocket;
+use super::{
+    common_socket::CommonSocket,
+    sockets::{
+        Batch, Message, Turn, bind_to, credentials_of, has_read_all, make_directory, messages, refuse,
+        send_all,
+    },
+};
 use nix::{
     errno::Errno,
-    fcntl::{Flock, FlockArg},
     sys::{
         eventfd::{EfdFlags, EventFd},
-        socket::{
-            AddressFamily, Backlog, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr, bind,
-            listen, recvmsg, socket,
-        },
+        socket::{Backlog, listen},
         wait::{WaitPidFlag, WaitStatus, waitpid},
     },
     unistd::{Gid, Pid, Uid, chown},
 };
 use std::{
-    fs::{self, DirBuilder, File, OpenOptions, Permissions},
-    io::{self, IoSliceMut, Read, Write},
-    os::{
-        fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
-        unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt},
-    },
+    fs, io,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
     path::{Path, PathBuf},
     ptr, thread,
     time::{Duration, Instant},
@@ -81,23 +79,11 @@ const REFUSALS: usize = 16;
 /// How long a child keeps open what others have not read, milliseconds. What it has sent to the QEMU that is meant it keeps open for good.
 const OTHERS_MS: i64 = 20_000;
 
-/// No version of the protocol: QEMU says so, and ends.
-const REFUSAL: [u8; MESSAGE] = (-1_i64).to_le_bytes();
-
-/// Most messages: three, and one for each interrupt of both sides.
-const MAX_MESSAGES: usize = 256;
-
-/// Bytes of a message.
-const MESSAGE: usize = 8;
-
 /// Exit codes of a child.
-pub(super) const SERVED: i32 = 0;
+const SERVED: i32 = 0;
 const CANCELLED: i32 = 2;
 const TIMED_OUT: i32 = 3;
 const FAILED: i32 = 4;
-
-/// A message, and the descriptor that goes with it.
-type Message = ([u8; MESSAGE], Option<OwnedFd>);
 
 /// Where QEMU connects.
 #[derive(Clone, Copy, Debug)]
@@ -194,13 +180,6 @@ impl Drop for Handshake {
     }
 }
 
-/// Makes a directory that everybody can pass through, and only its owner can list.
-pub(super) fn make_directory(directory: &Path) -> io::Result<()> {
-    DirBuilder::new().recursive(true).mode(0o711).create(directory)?;
-    // The umask of this process may have taken rights away.
-    fs::set_permissions(directory, Permissions::from_mode(0o711))
-}
-
 /// Starts the child: the first of these lists of messages is for `pid`. It has `accepts` open as long as it accepts.
 fn fork_child(
     listener: &OwnedFd,
@@ -229,85 +208,6 @@ fn fork_child(
     Ok(Pid::from_raw(child?))
 }
 
-/// The lock of a file, by which one vnumad at a time does something. It ends with its vnumad, and the file with it, or with the next one.
-#[derive(Debug)]
-pub(super) struct Turn {
-    path: PathBuf,
-    _lock: Flock<File>,
-}
-
-impl Turn {
-    /// `does`: what another process that has it does.
-    pub(super) fn take(path: PathBuf, does: &str) -> io::Result<Self> {
-        loop {
-            let mut options = OpenOptions::new();
-            options.read(true).write(true).create(true).truncate(false);
-            let file = options.mode(0o600).custom_flags(libc::O_NOFOLLOW).open(&path)?;
-            let mut lock = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-                Ok(lock) => lock,
-                Err((file, Errno::EWOULDBLOCK)) => return Err(others(file, does)),
-                Err((_, errno)) => return Err(errno.into()),
-            };
-            // Its former holder may have removed the file.
-            let (own, there) = (lock.metadata()?, fs::metadata(&path));
-            if there.is_ok_and(|there| (there.dev(), there.ino()) == (own.dev(), own.ino())) {
-                lock.set_len(0)?;
-                writeln!(lock, "{}", std::process::id())?;
-                return Ok(Self { path, _lock: lock });
-            }
-        }
-    }
-}
-
-impl Drop for Turn {
-    fn drop(&mut self) {
-        // Before the lock is given back. A file that stays is locked by the next one.
-        let _ = fs::remove_file(&self.path);
-    }
-}
-
-/// Somebody else has the lock of this file.
-fn others(file: File, does: &str) -> io::Error {
-    let mut pid = String::new();
-    // It may not have written it yet.
-    let _ = file.take(16).read_to_string(&mut pid);
-    let who = pid.trim().parse::<u32>().map_or("another vnumad".to_owned(), |pid| format!("process {pid}"));
-    io::Error::new(io::ErrorKind::ResourceBusy, format!("{who} {does} as well"))
-}
-
-/// What waits in a socket, message by message.
-pub(super) fn messages(server: &OwnedFd) -> io::Result<Vec<Message>> {
-    let mut messages = Vec::new();
-    loop {
-        let mut bytes = [0; MESSAGE];
-        let mut space = nix::cmsg_space!([RawFd; 1]);
-        let mut buffers = [IoSliceMut::new(&mut bytes)];
-        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC;
-        let received = match recvmsg::<()>(server.as_raw_fd(), &mut buffers, Some(&mut space), flags) {
-            Err(Errno::EAGAIN) => return Ok(messages),
-            other => other?,
-        };
-        // Its other end is closed, as the channel is not served.
-        if received.bytes == 0 {
-            return Ok(messages);
-        }
-        let mut descriptor = None;
-        for control in received.cmsgs()? {
-            if let ControlMessageOwned::ScmRights(descriptors) = control {
-                // SAFETY: the kernel has just made them for this process.
-                descriptor = descriptors.first().map(|&raw| unsafe { OwnedFd::from_raw_fd(raw) });
-            }
-        }
-        if received.bytes != MESSAGE || messages.len() == MAX_MESSAGES {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidData,
-                "the channel's messages are not as expected",
-            ));
-        }
-        messages.push((bytes, descriptor));
-    }
-}
-
 /// A socket that listens, and that only root and the user of this process can connect to.
 fn listen_for(path: &Path, pid: i32) -> io::Result<OwnedFd> {
     let listener = bind_to(path, 0o600)?;
@@ -319,19 +219,6 @@ fn listen_for(path: &Path, pid: i32) -> io::Result<OwnedFd> {
     Ok(listener)
 }
 
-/// A socket with this path, which no other process has then.
-pub(super) fn bind_to(path: &Path, mode: u32) -> io::Result<OwnedFd> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-    let listener = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
-    bind(listener.as_raw_fd(), &UnixAddr::new(path)?)?;
-    fs::set_permissions(path, Permissions::from_mode(mode))?;
-    Ok(listener)
-}
-
 /// The user by whose rights a process opens files.
 fn user_of(pid: i32) -> io::Result<Uid> {
     let status = procfs::read_process(pid, "status", STATUS_LIMIT).map_err(io::Error::other)?;
@@ -339,57 +226,6 @@ fn user_of(pid: i32) -> io::Result<Uid> {
     let user = line.and_then(|line| line.split_whitespace().nth(3)?.parse().ok());
     let unknown = || io::Error::other(format!("/proc/{pid}/status: Uid is missing"));
     user.map(Uid::from_raw).ok_or_else(unknown)
-}
-
-/// Messages as `sendmmsg` takes them. The parts point into each other, so it is made before the fork and not moved after.
-pub(super) struct Batch {
-    pub(super) headers: Vec<libc::mmsghdr>,
-    _parts: Vec<Part>,
-}
-
-/// A message: its bytes, and room for one descriptor.
-struct Part {
-    bytes: [u8; MESSAGE],
-    vector: libc::iovec,
-    // Aligned as the kernel wants a control message.
-    control: [usize; 4],
-}
-
-impl Batch {
-    pub(super) fn new(messages: &[Message]) -> Self {
-        // SAFETY: the macro computes a size.
-        let (space, length) = unsafe { (libc::CMSG_SPACE(4) as usize, libc::CMSG_LEN(4) as usize) };
-        assert!(space <= size_of::<[usize; 4]>(), "room for one descriptor");
-        // Not moved after this, as the parts point into themselves.
-        let part = |(bytes, _): &Message| Part {
-            bytes: *bytes,
-            vector: libc::iovec { iov_base: ptr::null_mut(), iov_len: MESSAGE },
-            control: [0; 4],
-        };
-        let mut parts: Vec<Part> = messages.iter().map(part).collect();
-        let mut headers = Vec::with_capacity(parts.len());
-        for (part, (_, descriptor)) in parts.iter_mut().zip(messages) {
-            part.vector.iov_base = part.bytes.as_mut_ptr().cast();
-            // SAFETY: all zero is a valid value of this plain structure.
-            let mut header: libc::mmsghdr = unsafe { std::mem::zeroed() };
-            header.msg_hdr.msg_iov = &raw mut part.vector;
-            header.msg_hdr.msg_iovlen = 1;
-            if let Some(descriptor) = descriptor {
-                header.msg_hdr.msg_control = part.control.as_mut_ptr().cast();
-                header.msg_hdr.msg_controllen = space;
-                // SAFETY: the control buffer has room for one header and one descriptor, which was checked above.
-                unsafe {
-                    let control = libc::CMSG_FIRSTHDR(&raw const header.msg_hdr);
-                    (*control).cmsg_level = libc::SOL_SOCKET;
-                    (*control).cmsg_type = libc::SCM_RIGHTS;
-                    (*control).cmsg_len = length;
-                    libc::CMSG_DATA(control).cast::<RawFd>().write_unaligned(descriptor.as_raw_fd());
-                }
-            }
-            headers.push(header);
-        }
-        Self { headers, _parts: parts }
-    }
 }
 
 /// Descriptors of the child. The last one may be none.
@@ -432,12 +268,13 @@ fn serve(ends: &Ends, pid: i32, keep: &[RawFd], batches: &mut [Batch], limit_ms:
                 continue;
             }
             if process_of(peer) == pid {
-                break (send_all(peer, &mut batches[0].headers), peer);
+                let code = if send_all(peer, &mut batches[0].headers) { SERVED } else { FAILED };
+                break (code, peer);
             }
             // No other process gets what is meant for that one.
             spares += 1;
             let sent = match batches.get_mut(spares) {
-                Some(spare) => send_all(peer, &mut spare.headers) == SERVED,
+                Some(spare) => send_all(peer, &mut spare.headers),
                 // A QEMU that is closed without a message reads without end. One may come even to a socket that was made for another
                 // one: libvirt finds the domain by its UUID, and it may have been started anew meanwhile.
                 None => refuse(peer),
@@ -464,34 +301,6 @@ fn serve(ends: &Ends, pid: i32, keep: &[RawFd], batches: &mut [Batch], limit_ms:
     }
 }
 
-/// Tells a QEMU that it gets no channel. False if the message could not be sent.
-///
-/// # Safety
-/// None beyond that of a system call.
-pub(super) unsafe fn refuse(peer: RawFd) -> bool {
-    let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
-    // SAFETY: the message has that length.
-    unsafe { libc::send(peer, REFUSAL.as_ptr().cast(), MESSAGE, flags) == MESSAGE as isize }
-}
-
-/// Sends all messages; the exit code of the child.
-///
-/// # Safety
-/// The headers point to memory that is valid.
-pub(super) unsafe fn send_all(peer: RawFd, headers: &mut [libc::mmsghdr]) -> i32 {
-    let mut sent = 0;
-    while sent < headers.len() {
-        let rest = &mut headers[sent..];
-        // SAFETY: the headers and what they point to are the caller's, and are valid.
-        let count = unsafe { libc::sendmmsg(peer, rest.as_mut_ptr(), rest.len() as u32, libc::MSG_NOSIGNAL) };
-        match usize::try_from(count) {
-            Ok(count @ 1..) => sent += count,
-            _ => return FAILED,
-        }
-    }
-    SERVED
-}
-
 /// Waits until the other end has read everything, is closed, or the time is over (`until`, milliseconds).
 ///
 /// # Safety
@@ -516,14 +325,6 @@ unsafe fn await_read(peer: RawFd, until: i64) {
     }
 }
 
-/// Has the other end read everything?
-pub(super) fn has_read_all(peer: RawFd) -> bool {
-    let mut unread: libc::c_int = 0;
-    // SAFETY: the kernel writes a number to `unread`.
-    let known = unsafe { libc::ioctl(peer, libc::TIOCOUTQ, &raw mut unread) } == 0;
-    !known || unread == 0
-}
-
 /// The process at the other end of a socket.
 ///
 /// # Safety
@@ -531,26 +332,6 @@ pub(super) fn has_read_all(peer: RawFd) -> bool {
 unsafe fn process_of(peer: RawFd) -> i32 {
     // SAFETY: as the caller says.
     unsafe { credentials_of(peer) }.pid
-}
-
-/// The process at the other end of a socket, and its user.
-///
-/// # Safety
-/// None beyond that of a system call.
-pub(super) unsafe fn credentials_of(peer: RawFd) -> libc::ucred {
-    let mut credentials = libc::ucred { pid: 0, uid: libc::uid_t::MAX, gid: libc::gid_t::MAX };
-    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: the structure has room for the `length` bytes that the kernel may write.
-    unsafe {
-        libc::getsockopt(
-            peer,
-            libc::SOL_SOCKET,
-            libc::SO_PEERCRED,
-            (&raw mut credentials).cast(),
-            &raw mut length,
-        )
-    };
-    credentials
 }
 
 /// Closes all descriptors but these, which are in rising order.
@@ -581,14 +362,24 @@ fn now_ms() -> i64 {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::libvirt::sockets::{MESSAGE, REFUSAL};
     use nix::sys::{
         memfd::{MFdFlags, memfd_create},
         signal::{Signal, kill},
-        socket::{ControlMessage, sendmsg, socketpair},
+        socket::{
+            AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, recvmsg,
+            sendmsg, socketpair,
+        },
     };
     use std::{
-        io::IoSlice,
-        os::unix::net::{UnixListener, UnixStream},
+        io::{IoSlice, IoSliceMut},
+        os::{
+            fd::FromRawFd,
+            unix::{
+                fs::PermissionsExt,
+                net::{UnixListener, UnixStream},
+            },
+        },
         process::{Command, Stdio},
     };
 

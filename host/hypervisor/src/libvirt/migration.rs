@@ -4,10 +4,13 @@
 //! this host: the domain gets other XML there, and keeps them here if it stays. A domain that was migrated by anybody else brings
 //! them along, and they are taken back where it arrives.
 
-use super::connection::{LibvirtConnection, SHORT, XML};
+use super::{
+    connection::{LibvirtConnection, SHORT, XML},
+    departure::Departure,
+};
 use crate::{VmConnection, VmError, VmEvent};
 use std::time::{Duration, Instant};
-use vnuma_libvirt::{Ended, Job, MARK_ELEMENT, MARK_NAMESPACE, Migrating, PREFIX, xml_for_elsewhere};
+use vnuma_libvirt::{Ended, Job, MARK_ELEMENT, MARK_NAMESPACE, PREFIX, xml_for_elsewhere};
 use vnuma_model::{Destinations, MigrationProgress, MigrationStatus};
 
 /// libvirt says that a domain has left after the end of its process: of a migration that was begun here, and of any.
@@ -18,27 +21,6 @@ const PAUSE: Duration = Duration::from_millis(50);
 
 /// `virDomainState`: paused; `virDomainPausedReason`: the guest runs at the destination, and its memory follows.
 const POST_COPY: (i32, &[i32]) = (3, &[12, 13]);
-
-/// A migration that was begun.
-#[derive(Debug)]
-pub(super) struct Departure {
-    migrating: Migrating,
-    /// As libvirt said last. After the end it says nothing.
-    job: Job,
-    cancelled: bool,
-}
-
-impl Departure {
-    /// libvirt has not said what became of it.
-    fn is_under_way(&self) -> bool {
-        self.migrating.ended().is_none()
-    }
-
-    /// The domain may be elsewhere, or is: libvirt has not said what became of it, or that it has succeeded.
-    pub(super) fn may_have_left(&self) -> bool {
-        matches!(self.migrating.ended(), None | Some(Ended::There))
-    }
-}
 
 /// libvirts that are elsewhere. Others run a program that the URI names (`qemu+ext:`), or are not QEMU's; so do these parameters, here
 /// or there.

@@ -11,11 +11,13 @@
 
 mod common_socket;
 mod connection;
+mod departure;
 mod describe;
 mod handshake;
 pub mod mappings;
 mod migration;
 mod pins;
+mod sockets;
 mod states;
 
 use crate::{

@@ -10,6 +10,10 @@ use vnuma_process::apparmor;
 
 /// No file that is read here is longer; `/proc/cpuinfo` is read up to the first CPU's flags.
 const LIMIT: u64 = 64 << 10;
+/// vnumad's unit.
+pub const UNIT: &str = "vnumad.service";
+/// Where QEMUs put their sockets for vnumad.
+pub const SOCKETS: &str = "/run/vnuma/qmp";
 /// Of libvirtd, and of the daemon for QEMU alone.
 const LIBVIRT_SOCKETS: [&str; 2] = ["run/libvirt/libvirt-sock", "run/libvirt/virtqemud-sock"];
 /// vnumad's configuration, and its line for connections to libvirt as the package has it.
@@ -23,6 +27,11 @@ const OPERATORS: &str = "etc/apparmor.d/local/abstractions/libvirt-qemu";
 const MOST_DROP_INS: usize = 256;
 /// Nodes that are looked at.
 const MOST_NODES: usize = 1024;
+
+/// The kernel's count of a node's huge pages.
+pub fn huge_pages_path(node: u32) -> String {
+    format!("/sys/devices/system/node/node{node}/hugepages/hugepages-2048kB/nr_hugepages")
+}
 
 /// Huge pages of 2 MiB that a node has.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -116,7 +125,7 @@ fn huge_pages(root: &Path) -> Vec<HugePages> {
     let mut nodes: Vec<u32> = numbers.take(MOST_NODES).collect();
     nodes.sort_unstable();
     let of = |node: u32| {
-        let total = number(root, super::plan::huge_pages_path(node).trim_start_matches('/'))?;
+        let total = number(root, huge_pages_path(node).trim_start_matches('/'))?;
         Some(HugePages { node, total })
     };
     nodes.into_iter().filter_map(of).collect()
@@ -137,7 +146,7 @@ impl Facts {
         let there = |path: &str| root.join(path).exists();
         let systemd = there("run/systemd/system");
         let properties = "--property=LoadState,UnitFileState,ActiveState";
-        let shown = systemd.then(|| run(&["systemctl", "show", properties, super::plan::UNIT]));
+        let shown = systemd.then(|| run(&["systemctl", "show", properties, UNIT]));
         let controllers = read(root, "sys/fs/cgroup/cgroup.controllers").ok();
         Self {
             virtualization: virtualization(root),
@@ -153,7 +162,7 @@ impl Facts {
             scheduler: read(root, "sys/kernel/sched_ext/root/ops").ok().map(|name| name.trim().to_owned()),
             numa_balancing: number(root, "proc/sys/kernel/numa_balancing"),
             huge_pages: huge_pages(root),
-            sockets: root.join(super::plan::SOCKETS.trim_start_matches('/')).is_dir(),
+            sockets: root.join(SOCKETS.trim_start_matches('/')).is_dir(),
             libvirt: LIBVIRT_SOCKETS.into_iter().any(there).then(|| names_libvirt(root)),
             libvirt_line: read(root, CONFIGURATION)
                 .is_ok_and(|text| text.lines().any(|line| line == UNUSED_LIBVIRT)),

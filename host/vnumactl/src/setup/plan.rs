@@ -2,17 +2,13 @@
 
 use super::{
     Action, Facts, Wishes,
-    facts::{Confinement, UNUSED_LIBVIRT},
+    facts::{Confinement, SOCKETS, UNIT, UNUSED_LIBVIRT, huge_pages_path},
 };
 use crate::{
     confinement::RULE,
     doctor::{Check, Level},
 };
 
-/// vnumad's unit.
-pub const UNIT: &str = "vnumad.service";
-/// Where QEMUs put their sockets for vnumad.
-pub const SOCKETS: &str = "/run/vnuma/qmp";
 /// vnumad's configuration.
 const CONFIGURATION: &str = "/etc/vnuma/vnumad.toml";
 /// What keeps settings over a boot.
@@ -23,11 +19,6 @@ const DROP_IN: &str = "/etc/apparmor.d/abstractions/libvirt-qemu.d/vnuma";
 const OPERATORS: &str = "/etc/apparmor.d/local/abstractions/libvirt-qemu";
 /// Controllers that policies read weights and limits from, and that VMs are confined by.
 const CONTROLLERS: [&str; 3] = ["cpu", "cpuset", "memory"];
-
-/// The kernel's count of a node's huge pages.
-pub fn huge_pages_path(node: u32) -> String {
-    format!("/sys/devices/system/node/node{node}/hugepages/hugepages-2048kB/nr_hugepages")
-}
 
 /// Checks, and actions with the check that asks for each.
 #[derive(Debug, Default)]

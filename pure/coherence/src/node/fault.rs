@@ -1,9 +1,9 @@
 //! Local faults, and what comes back for them.
 
 use super::{Node, protest};
-use crate::command::{Command, Payload, Protest};
+use crate::command::{Command, Protest};
 use crate::ids::{Access, NodeId, NodeSet, PageId, VERSION_MOST};
-use crate::message::{Grant, Kind, Message, Notice, Request};
+use crate::message::{Grant, Kind, Message, Notice, Payload, Request};
 use crate::options::Options;
 use crate::page::{Invalidating, MIGRATORY_MOST, Then};
 

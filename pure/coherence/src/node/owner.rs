@@ -1,9 +1,9 @@
 //! Requests of others: forwarded, queued, answered.
 
 use super::{Node, protest};
-use crate::command::{Command, Payload, Protest};
+use crate::command::{Command, Protest};
 use crate::ids::{Access, NodeId, NodeSet, PageId, Version};
-use crate::message::{Grant, Kind, Message, Request};
+use crate::message::{Grant, Kind, Message, Payload, Request};
 use crate::page::{MIGRATORY, MIGRATORY_MOST, Page, Then};
 
 /// A migratory page is handed over write-protected whenever its version is a multiple of this.

@@ -11,10 +11,7 @@ use crate::{
         analyzer::Bounds,
         entitlement::{DEFAULT_WEIGHT, Want, entitle},
     },
-    world::{
-        Confine, Counted, HostReading, Periods, VcpuMask, VcpuReading, Vm, VmId, VmReading, World,
-        effective_policy,
-    },
+    world::{Confine, Counted, HostReading, Periods, VcpuMask, VcpuReading, Vm, VmId, VmReading, World},
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use vnuma_model::{ApicId, CpuSet, HostNodeId};
@@ -255,7 +252,7 @@ impl SchedulingMemory {
         let machine = world.periods().machine();
         for (id, managed) in world.iter() {
             let Some(vm) = managed.vm.as_ref().filter(|vm| vm.scheduling.in_use()) else { continue };
-            let acts = effective_policy(vm).acts();
+            let acts = vm.effective_policy().acts();
             for (&vcpu, mask) in vm.scheduling.masks.iter().filter(|(_, mask)| mask.is_settled()) {
                 let Some(policy) = &mask.policy else { continue };
                 if !acts || policy.place(machine).is_none() {
@@ -372,7 +369,7 @@ fn prepare_input<'a>(world: &World, reading: &'a HostReading) -> Prepared<'a> {
                 entitled_ns: seen.ran_ns.saturating_add(seen.waited_ns),
                 counts: seen.counts(machine, node, vm.home_of(seen.vcpu), pages),
             });
-            prepared.policies.push(effective_policy(vm));
+            prepared.policies.push(vm.effective_policy());
             prepared.readings.push(seen);
         }
     }

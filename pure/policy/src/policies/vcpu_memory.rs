@@ -8,7 +8,7 @@ use crate::{
         Machine, Policy, Settings,
         memory::{MemoryInput, MemoryPart, MemoryToVcpus, VmMemory},
     },
-    world::{HostReading, MemoryRange, Vm, VmId, VmReading, World, by_position, effective_policy},
+    world::{HostReading, MemoryRange, Vm, VmId, VmReading, World, by_position},
 };
 use vnuma_model::HostNodeId;
 
@@ -89,7 +89,7 @@ fn memory_of_vms(
     let nodes = machine.nodes.iter().map(|known| node(known.id).unwrap_or_default()).collect();
     let memory = |vm: &VmReading| {
         let known = world.get(vm.vm)?.vm.as_ref().filter(|known| known.description.pid == vm.pid)?;
-        if effective_policy(known) != Policy::Vprobe {
+        if known.effective_policy() != Policy::Vprobe {
             return None;
         }
         let read = vm.memory.as_ref()?;

@@ -1,10 +1,10 @@
 //! What is known of where the memory of VMs is, and how hot it is.
 
-use super::{DescriptionSource, NodeSizing, Vm, VmId, World, period::effective_policy};
+use super::{DescriptionSource, NodeSizing, Vm, VmId, World};
 use crate::{
     Policies, backings,
     hotness::{HOLDS_NS, Hotness},
-    memory_move::{BASE_KIB, MemoryPolicy, MemoryReason, MoveMemory},
+    memory_move::{BASE_KIB, MemoryPolicy},
     rehome::Rehome,
     residency::{AreaSample, MemoryArea, MemoryObservation},
     scheduling::Policy,
@@ -170,7 +170,7 @@ impl Vm {
             Some(Obstacle::Cpuset)
         } else if page_kib > BASE_KIB && observed.room(home, page_kib).free_kib < page_kib {
             Some(Obstacle::Pool)
-        } else if moves_to_vcpus && effective_policy(self) == Policy::Vprobe {
+        } else if moves_to_vcpus && self.effective_policy() == Policy::Vprobe {
             Some(Obstacle::Scheduled)
         } else {
             None
@@ -189,7 +189,7 @@ impl World {
             if policy != MemoryPolicy::None || vm.homing.sizes.is_empty() {
                 vm.homing.due_ns = (policy != MemoryPolicy::None).then_some(due_ns);
             }
-            vm.scheduling.memory.wanted.take_if(|order| is_home(order));
+            vm.scheduling.memory.wanted.take_if(|order| order.is_home());
             vm.homing.since_ns = now_ns;
         }
         self.touched.insert(id);
@@ -274,9 +274,4 @@ impl World {
             Err(problem) => (None, Some(problem)),
         };
     }
-}
-
-/// Does it bring memory home?
-pub(super) fn is_home(order: &MoveMemory) -> bool {
-    matches!(order.why, MemoryReason::Home(_))
 }

@@ -13,9 +13,7 @@
 //! [`Mechanism`] says how a policy's mask is set. As an affinity it takes the place of the operator's. scx_vnuma is told of it
 //! instead, and the affinity stays the operator's.
 
-use super::{MemoryMoves, Others};
-use crate::scheduling::{Machine, Place, Policy, Why};
-use std::collections::BTreeMap;
+use crate::scheduling::{Machine, Place, Why};
 use vnuma_model::{ApicId, CpuSet};
 
 /// A part of a policy's mask has to be seen for so long before it counts as set by somebody else.
@@ -174,35 +172,6 @@ impl VcpuMask {
     }
 }
 
-/// How the vCPUs of a VM are scheduled.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct VmScheduling {
-    /// Its policy.
-    pub policy: Policy,
-    /// Since when the masks are the operator's: those that an earlier vnumad left have been given back. `None`: not yet.
-    pub clean_ns: Option<u64>,
-    /// Why that failed, the last time.
-    pub restore_problem: Option<String>,
-    /// By APIC id.
-    pub masks: BTreeMap<ApicId, VcpuMask>,
-    /// Its threads that run no vCPU.
-    pub others: Others,
-    /// Its memory.
-    pub memory: MemoryMoves,
-}
-
-impl VmScheduling {
-    /// Does a policy confine any of its threads?
-    pub fn in_use(&self) -> bool {
-        self.masks.values().any(VcpuMask::is_in_use) || self.others.in_use()
-    }
-
-    /// Is it worth a look every period?
-    pub fn wants_readings(&self) -> bool {
-        self.policy != Policy::Off || self.in_use()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -277,7 +246,7 @@ mod tests {
         mask.begun = Some(Begun {
             mask: None,
             why: Why {
-                policy: Policy::Vprobe,
+                policy: crate::scheduling::Policy::Vprobe,
                 cause: crate::scheduling::Cause::Kept,
                 pressure: None,
                 before: Default::default(),

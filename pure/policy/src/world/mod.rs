@@ -15,23 +15,26 @@ mod rehome;
 mod sizing;
 mod unplug;
 
+pub use crate::plan::{Move, Mover, RehomeWish};
 pub use channel::{ChannelEvent, ChannelState, Publisher, Replug};
 pub use homing::{Homing, Obstacle};
 pub use link::{FIRST_RETRY_NS, Link, LinkEvent};
-pub use masks::{Begun, Confine, LastStep, Mechanism, PolicyMask, VcpuMask, VmScheduling};
+pub use masks::{Begun, Confine, LastStep, Mechanism, PolicyMask, VcpuMask};
 pub use memory::{LastMemoryMove, MemoryMoved, MemoryMoves};
 pub use others::Others;
-pub(crate) use period::effective_policy;
 pub use period::{MaskChange, Periods};
 pub(crate) use reading::by_position;
 pub use reading::{HostReading, MemoryRange, MemoryReading, VcpuReading, VmReading};
+pub use rehome::RehomeObstacle;
 pub(crate) use rehome::too_much_kept;
-pub use rehome::{RehomeObstacle, RehomeWish};
 pub use sizing::{NodeSizing, ResizeObstacle, ResizeWish, SizeMode, WantedSize};
 pub use unplug::{UNPLUG_LIMIT_NS, Unplug, UnplugStep};
 pub use vnuma_model::{Accesses, ConnectionId, Counted, RequestId, StopReason, VmId};
 
-use crate::{Action, Observation, Policies, Step, VcpuState, VmPlacement, migration::Migration};
+use crate::{
+    Action, Observation, Plan, Policies, Step, VcpuState, VmPlacement, migration::Migration,
+    scheduling::Policy,
+};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use vnuma_model::{
     Abilities, ApicId, GuestNodeId, HostNodeId, HostTopology, RunState, VcpuLocation, VmCandidate,
@@ -69,30 +72,6 @@ pub enum ReplugEnd {
     Both,
 }
 
-/// Who put a vCPU where it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mover {
-    /// An operator, through vnuma.
-    Operator,
-    /// A scheduling policy.
-    Policy,
-}
-
-/// A move of a vCPU that is wanted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Move {
-    /// The vCPU.
-    pub vcpu: ApicId,
-    /// The host node it goes to.
-    pub node: HostNodeId,
-    /// Who wants it.
-    pub mover: Mover,
-    /// The request that waits for it.
-    pub request: Option<RequestId>,
-    /// It has been begun; its outcome will be reported.
-    pub in_flight: bool,
-}
-
 /// What a guest's driver reports of itself. All of it can be false: it is shown, and decides nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DriverStatus {
@@ -125,6 +104,35 @@ pub struct PublicationStats {
     pub publications: u64,
     /// Publications that the guest acknowledged.
     pub acknowledgements: u64,
+}
+
+/// How the vCPUs of a VM are scheduled.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct VmScheduling {
+    /// Its policy.
+    pub policy: Policy,
+    /// Since when the masks are the operator's: those that an earlier vnumad left have been given back. `None`: not yet.
+    pub clean_ns: Option<u64>,
+    /// Why that failed, the last time.
+    pub restore_problem: Option<String>,
+    /// By APIC id.
+    pub masks: BTreeMap<ApicId, VcpuMask>,
+    /// Its threads that run no vCPU.
+    pub others: Others,
+    /// Its memory.
+    pub memory: MemoryMoves,
+}
+
+impl VmScheduling {
+    /// Does a policy confine any of its threads?
+    pub fn in_use(&self) -> bool {
+        self.masks.values().any(VcpuMask::is_in_use) || self.others.in_use()
+    }
+
+    /// Is it worth a look every period?
+    pub fn wants_readings(&self) -> bool {
+        self.policy != Policy::Off || self.in_use()
+    }
 }
 
 /// A VM whose vCPUs are known.
@@ -217,6 +225,12 @@ impl Vm {
     /// Its guest runs.
     pub fn runs(&self) -> bool {
         self.description.run_state == RunState::Running
+    }
+
+    /// The policy that decides for it. One whose APIC ids are not certain is left alone, as is one whose guest has not arrived.
+    pub(crate) fn effective_policy(&self) -> Policy {
+        let certain = self.source != DescriptionSource::ThreadNames && self.scheduling.clean_ns.is_some();
+        if certain && !self.waits() { self.scheduling.policy } else { Policy::Off }
     }
 
     /// A migration of it is under way.
@@ -544,6 +558,35 @@ impl World {
     /// What is wanted so.
     pub(crate) fn wanted(&self) -> &[Step] {
         &self.wanted
+    }
+
+    /// Notes what a plan wants and cannot begin yet.
+    pub fn note_waits(&mut self, plan: &Plan) {
+        for id in &plan.considered {
+            if let Some(vm) = self.vms.get_mut(id).and_then(|managed| managed.vm.as_mut())
+                && vm.replug_ns.take().is_some()
+            {
+                self.touched.insert(*id);
+            }
+        }
+        for step in &plan.waits {
+            let Some((_, vm)) = self.vm_mut(step.vm) else { continue };
+            match &step.action {
+                Action::Publish(..) => vm.placement.note_deferred(),
+                Action::Confine(confine) => {
+                    if let Some(mask) = vm.scheduling.masks.get_mut(&confine.vcpu) {
+                        (mask.wanted, mask.released) = (Some(*confine), false);
+                    }
+                }
+                Action::MoveMemory(order) => vm.scheduling.memory.wanted = Some(order.clone()),
+                Action::ObserveMemory => {
+                    let due_ns = vm.homing.due_ns.get_or_insert(step.not_before_ns);
+                    *due_ns = step.not_before_ns.min(*due_ns);
+                }
+                Action::Replug(..) => vm.replug_ns = Some(step.not_before_ns),
+                _ => {}
+            }
+        }
     }
 
     /// VMs that changed or whose deadline has passed.

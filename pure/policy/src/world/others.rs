@@ -12,7 +12,7 @@
 //! Which threads there are is not known here: they come and go. Who carries it out finds them, keeps their operators' masks,
 //! and looks again now and then.
 
-use super::{VcpuMask, Vm, VmId, World, period::effective_policy};
+use super::{VcpuMask, Vm, VmId, World};
 use std::collections::BTreeSet;
 use vnuma_model::CpuSet;
 
@@ -61,7 +61,7 @@ impl Vm {
 impl World {
     /// CPUs of the nodes that a policy has confined vCPUs of a VM to. `None`: there are none, or it is all nodes.
     pub fn cpus_of_others(&self, id: VmId) -> Option<CpuSet> {
-        let vm = self.get(id)?.vm.as_ref().filter(|vm| effective_policy(vm).acts())?;
+        let vm = self.get(id)?.vm.as_ref().filter(|vm| vm.effective_policy().acts())?;
         let machine = self.periods.machine();
         let places = vm.scheduling.masks.values().filter_map(|mask| mask.policy.as_ref()?.place(machine));
         let nodes: BTreeSet<usize> = places.map(|place| machine.node_at(place)).collect();

@@ -1,8 +1,7 @@
 //! What a period showed of the host's vCPUs and their masks. It is noted here, and decides nothing.
 
 use super::{
-    DescriptionSource, ManagedVm, Vm, VmId, World,
-    homing::is_home,
+    ManagedVm, VmId, World,
     masks::{LastStep, Mechanism, PolicyMask, VcpuMask},
     reading::{HostReading, VmReading},
 };
@@ -105,7 +104,7 @@ impl World {
             (mask.wanted, mask.released) = (None, mask.is_in_use());
         }
         vm.scheduling.others.look = true;
-        vm.scheduling.memory.wanted.take_if(|order| !is_home(order));
+        vm.scheduling.memory.wanted.take_if(|order| !order.is_home());
     }
 
     /// A period has ended. Returns the masks that somebody else has set meanwhile.
@@ -232,10 +231,4 @@ fn begin(inherited: &Option<(CpuSet, CpuSet)>, allowed: &CpuSet) -> VcpuMask {
         },
         None => VcpuMask::default(),
     }
-}
-
-/// The policy that decides for a VM. One whose APIC ids are not certain is left alone, as is one whose guest has not arrived.
-pub(crate) fn effective_policy(vm: &Vm) -> Policy {
-    let certain = vm.source != DescriptionSource::ThreadNames && vm.scheduling.clean_ns.is_some();
-    if certain && !vm.waits() { vm.scheduling.policy } else { Policy::Off }
 }

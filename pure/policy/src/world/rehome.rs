@@ -1,11 +1,11 @@
 //! Guest nodes that get another home: what is there, and the next step of each re-home.
 
-use super::{ChannelState, Move, Mover, Publisher, Vm, VmId, World};
+use super::{ChannelState, Publisher, Vm, VmId, World};
 use crate::{
     Due, Policies, VcpuState, backings,
     memory_move::{BASE_KIB, MemoryReason, MoveMemory, NodeMemory},
+    plan::{Move, Mover, RehomeWish},
     rehome::{Part, Rehome, RehomeStep, RehomeView},
-    rehome_policy::RehomeWhy,
     residency::{AreaSample, Keeps, MemoryObservation},
     resident_kib,
 };
@@ -61,21 +61,6 @@ pub enum RehomeObstacle {
         /// These.
         vcpus: Vec<ApicId>,
     },
-}
-
-/// What an operator wants.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RehomeWish {
-    /// The guest node.
-    pub guest_node: GuestNodeId,
-    /// Its new home.
-    pub node: HostNodeId,
-    /// Say what would be done, and do nothing.
-    pub dry_run: bool,
-    /// Move vCPUs that somebody else has confined to another node as well.
-    pub move_pinned: bool,
-    /// Why, if no operator wants it: its vCPUs are there already, and stay as they are.
-    pub why: Option<RehomeWhy>,
 }
 
 impl Vm {
