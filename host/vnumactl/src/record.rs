@@ -10,7 +10,7 @@ use std::{
 use vnuma_api::{OBSERVATIONS, Observation};
 use vnuma_client::{Client, Error};
 
-/// Without a period for so long the operator is told why there may be none.
+/// After so long without a period vnumactl says why there may be none.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Records until it is interrupted, or for so many periods.

@@ -20,6 +20,7 @@ mod assignment;
 mod devices;
 mod home;
 pub mod hotness;
+pub mod memory_budget;
 pub mod memory_move;
 pub mod migration;
 mod plan;

@@ -23,15 +23,16 @@
 //!
 //! | promise | by |
 //! |---|---|
-//! | one VM's memory takes nothing from others | the host's rate is divided evenly, and each VM has a bucket of its own |
-//! | in `t` seconds a VM is moved at most `(t + SAVED_S) * rate / VMs`, or `LEAST` more than `t * rate / VMs` | the bucket |
+//! | one VM's memory takes nothing from others | the host's rate is divided evenly, and each VM has a [budget](crate::memory_budget) of its own |
+//! | in `t` seconds a VM is moved at most `(t + SAVED_S) * rate / VMs`, or `LEAST` more than `t * rate / VMs` | the budget |
 //! | a home keeps its [reserve](NodeMemory::reserve_kib) | what is free is looked at here and during the move |
 //! | what cannot be moved is not tried for ever | it rests for a minute, and each time twice as long, up to an hour |
 
 use crate::hotness::{Heat, Piece};
+use crate::memory_budget::MemoryBudget;
 use crate::memory_move::{
     HORIZON_NS, HomeCause, HomeWhy, LEAST, MARGIN, MemoryPolicy, MemoryReason, MoveMemory, NodeMemory, PAGE,
-    PAGE_PRICE, SAVED_S, TENTH_NS,
+    PAGE_PRICE, TENTH_NS,
 };
 use crate::world::VmId;
 use std::{collections::BTreeMap, sync::Arc};
@@ -134,8 +135,8 @@ pub struct HomeInput<'a> {
     pub vm: VmId,
     /// Its policy.
     pub policy: MemoryPolicy,
-    /// VMs that have one, this one included.
-    pub vms: usize,
+    /// VMs that share the host's rate, this one included.
+    pub sharers: usize,
     /// Memory of the VM, bytes.
     pub memory_bytes: u64,
     /// What of it may come home.
@@ -242,8 +243,7 @@ type Place = (u64, HostNodeId);
 /// What is remembered of a VM.
 #[derive(Clone, Debug)]
 pub struct Remembered {
-    /// Bytes that it may move.
-    saved: u64,
+    budget: MemoryBudget,
     /// Until then that was counted.
     counted_ns: u64,
     /// When the last round began, or the policy.
@@ -288,7 +288,7 @@ impl Repatriator {
         }
         let now_ns = input.now_ns;
         let fresh = || Remembered {
-            saved: 0,
+            budget: MemoryBudget::default(),
             counted_ns: now_ns,
             round_ns: now_ns,
             round: None,
@@ -325,7 +325,9 @@ impl Remembered {
         let (known, now_ns) = (self, input.now_ns);
         // A page moves as a whole, so that at least one can be saved up for.
         let page = input.areas.iter().map(HomeArea::page).max().unwrap_or(PAGE);
-        known.earn((settings.bytes_per_s / input.vms.max(1) as u64, page), now_ns);
+        let elapsed_ns = now_ns.saturating_sub(known.counted_ns);
+        known.budget.earn((settings.bytes_per_s, input.sharers), elapsed_ns, page);
+        known.counted_ns = known.counted_ns.max(now_ns);
         let strays = known.strays(input);
         let displaced_bytes = strays.iter().fold(0_u64, |sum, (_, stray)| sum.saturating_add(stray.bytes));
         let of = |(area, stray)| Candidate::new(input.policy, area, stray);
@@ -350,14 +352,6 @@ impl Remembered {
             why.displaced_bytes = displaced_bytes;
         }
         Some(order)
-    }
-
-    fn earn(&mut self, (rate, page): (u64, u64), now_ns: u64) {
-        let elapsed = now_ns.saturating_sub(self.counted_ns);
-        let earned = u128::from(rate) * u128::from(elapsed) / 1_000_000_000;
-        let full = rate.saturating_mul(SAVED_S).max(LEAST).max(page);
-        self.saved = self.saved.saturating_add(u64::try_from(earned).unwrap_or(u64::MAX)).min(full);
-        self.counted_ns = self.counted_ns.max(now_ns);
     }
 
     /// What is displaced and does not rest.
@@ -411,11 +405,11 @@ impl Remembered {
             self.rest(one.place(), now_ns);
             return None;
         }
-        let bytes = most.min(self.saved).min(room) / page * page;
+        let bytes = most.min(self.budget.left()).min(room) / page * page;
         if bytes < least / page * page || bytes == 0 {
             return None;
         }
-        self.saved -= bytes;
+        self.budget.spend(bytes);
         let (price, saving) = one.figures(bytes);
         let why = HomeWhy {
             policy,

@@ -136,7 +136,7 @@ impl Run {
         let input = HomeInput {
             vm: 7,
             policy: self.policy,
-            vms: 1,
+            sharers: 1,
             memory_bytes: 8 * GIB,
             areas: &[area],
             ready: self.ready,

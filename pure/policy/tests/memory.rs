@@ -89,7 +89,8 @@ impl World {
             vcpus: &self.vcpus,
             period_ns: PERIOD_NS,
         };
-        let all = MemoryInput { input: &input, nodes: &self.nodes, vms: &self.vms, now_ns: self.now_ns };
+        let (nodes, vms, now_ns) = (&self.nodes, &self.vms, self.now_ns);
+        let all = MemoryInput { input: &input, nodes, vms, sharers: vms.len(), now_ns };
         self.mover.decide(&self.settings, &all)
     }
 

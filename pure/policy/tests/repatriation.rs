@@ -93,7 +93,7 @@ impl Run {
         let input = HomeInput {
             vm: 7,
             policy: self.policy,
-            vms: self.vms,
+            sharers: self.vms,
             memory_bytes: 16 * GIB,
             areas: &areas,
             ready: self.ready,
@@ -219,7 +219,7 @@ fn adaptive_takes_the_dearest_first() {
     let mut areas = run.areas();
     (areas[0].strays[0].saving, areas[0].strays[1].saving) = (Some(900.0), Some(500.0));
     let (policy, vms, memory_bytes, ready, now_ns) = (run.policy, 1, 16 * GIB, true, run.now_ns);
-    let input = HomeInput { vm: 7, policy, vms, memory_bytes, areas: &areas, ready, now_ns };
+    let input = HomeInput { vm: 7, policy, sharers: vms, memory_bytes, areas: &areas, ready, now_ns };
     assert_eq!(decide(&mut run.repatriator, &run.settings, &input).map(|order| order.from), Some(1));
 }
 
@@ -513,7 +513,7 @@ fn a_device_of_a_guest_node_does_not_rest_with_what_it_booted_with() {
     let look = |run: &mut Run, ended: Option<&MoveMemory>| {
         run.now_ns += MINUTE_NS / 2;
         let (policy, vms, memory_bytes, ready, now_ns) = (run.policy, 1, 24 * GIB, true, run.now_ns);
-        let input = HomeInput { vm: 7, policy, vms, memory_bytes, areas: &areas, ready, now_ns };
+        let input = HomeInput { vm: 7, policy, sharers: vms, memory_bytes, areas: &areas, ready, now_ns };
         if let Some(order) = ended {
             run.repatriator.ended(7, order, 0, 64 * PAGE, now_ns);
         }

@@ -377,7 +377,7 @@ const FRESH: Duration = Duration::from_secs(1);
 pub(crate) struct Metrics(Mutex<Option<(Instant, Arc<Exposition>)>>);
 
 impl Metrics {
-    /// Who comes while another one gathers waits for that.
+    /// A request that comes while another one gathers waits for that.
     pub(super) async fn get<E: From<Refusal>>(
         &self,
         gather: impl Future<Output = Result<Snapshot, E>>,

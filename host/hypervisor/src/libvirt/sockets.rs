@@ -30,7 +30,7 @@ pub(super) const MESSAGE: usize = 8;
 /// A message, and the descriptor that goes with it.
 pub(super) type Message = ([u8; MESSAGE], Option<OwnedFd>);
 
-/// Makes a directory that everybody can pass through, and nobody list.
+/// Makes a directory that everybody can pass through, and only its owner can list.
 pub(super) fn make_directory(directory: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o711).create(directory)?;
     // The umask of this process may have taken rights away.
@@ -56,7 +56,7 @@ impl Turn {
                 Err((file, Errno::EWOULDBLOCK)) => return Err(others(file, does)),
                 Err((_, errno)) => return Err(errno.into()),
             };
-            // Whoever had it before may have removed the file.
+            // Its former holder may have removed the file.
             let (own, there) = (lock.metadata()?, fs::metadata(&path));
             if there.is_ok_and(|there| (there.dev(), there.ino()) == (own.dev(), own.ino())) {
                 lock.set_len(0)?;
@@ -95,7 +95,7 @@ pub(super) fn messages(server: &OwnedFd) -> io::Result<Vec<Message>> {
             Err(Errno::EAGAIN) => return Ok(messages),
             other => other?,
         };
-        // Its other end is closed, as nobody serves the channel.
+        // Its other end is closed, as the channel is not served.
         if received.bytes == 0 {
             return Ok(messages);
         }
@@ -116,7 +116,7 @@ pub(super) fn messages(server: &OwnedFd) -> io::Result<Vec<Message>> {
     }
 }
 
-/// A socket with this path, which nobody else has then.
+/// A socket with this path, which no other process has then.
 pub(super) fn bind_to(path: &Path, mode: u32) -> io::Result<OwnedFd> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -180,7 +180,7 @@ impl Batch {
     }
 }
 
-/// Tells a QEMU that it is given no channel. False if it could not be told.
+/// Tells a QEMU that it gets no channel. False if the message could not be sent.
 ///
 /// # Safety
 /// None beyond that of a system call.

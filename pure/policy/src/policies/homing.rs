@@ -117,15 +117,13 @@ impl Homing<'_> {
         let (world, now_ns, settings) = (now.world, now.now_ns, &self.policies.memory);
         // What would come home is on its way to the new one.
         let observed = vm.homing.observed.as_deref().filter(|_| !vm.is_rehomed())?;
-        let has_policy = |vm: &&Vm| vm.homing.policy != MemoryPolicy::None;
-        let vms = world.iter().filter_map(|(_, managed)| managed.vm.as_ref()).filter(has_policy).count();
         let memory = &vm.scheduling.memory;
         let hotness = vm.homing.hotness.now(now_ns).filter(|_| settings.hotness);
         let areas = self.areas(world, vm, id, (observed, hotness));
         let input = HomeInput {
             vm: id,
             policy: vm.homing.policy,
-            vms,
+            sharers: world.memory_sharers(self.policies),
             memory_bytes: observed.areas.iter().fold(0, |sum, one| sum.saturating_add(one.area.guest_bytes)),
             areas: &areas,
             ready: memory.wanted.is_none()

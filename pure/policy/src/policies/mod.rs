@@ -71,7 +71,7 @@ pub fn decide(world: &World, policies: &Policies, mut memories: Memories, now_ns
     let proposed = [
         ask(Moving, &now, &mut ()),
         ask(Scheduling(settings), &now, &mut all.scheduling),
-        ask(MemoryForVcpus { settings, period: &all.scheduling.last }, &now, &mut all.vcpu_memory),
+        ask(MemoryForVcpus { policies, period: &all.scheduling.last }, &now, &mut all.vcpu_memory),
         ask(Homing { policies, period: &all.scheduling.last }, &now, &mut all.homing),
         ask(Rehoming { policies, period: &all.scheduling.last }, &now, &mut all.rehoming),
         ask(Sizing(&policies.sizes), &now, &mut all.sizing),

@@ -2,10 +2,10 @@
 
 use super::{LastPeriod, Now, PerVm, Propose};
 use crate::{
-    Action, Step,
+    Action, Policies, Step,
     memory_move::{MemoryReason, NodeMemory},
     scheduling::{
-        Machine, Policy, Settings,
+        Machine, Policy,
         memory::{MemoryInput, MemoryPart, MemoryToVcpus, VmMemory},
     },
     world::{HostReading, MemoryRange, Vm, VmId, VmReading, World, by_position},
@@ -15,7 +15,7 @@ use vnuma_model::HostNodeId;
 /// Moves memory once a period as [`MemoryToVcpus`] says, with the counts that the schedulers were given.
 pub struct MemoryForVcpus<'a> {
     /// Settings.
-    pub settings: &'a Settings,
+    pub policies: &'a Policies,
     /// What the schedulers were given.
     pub period: &'a LastPeriod,
 }
@@ -62,7 +62,13 @@ impl Propose for MemoryForVcpus<'_> {
         let machine = periods.machine();
         let (nodes, vms) = memory_of_vms(now.world, machine, reading, period);
         let input = period.input(machine, reading);
-        let all = MemoryInput { input: &input, nodes: &nodes, vms: &vms, now_ns: reading.began_ns };
+        let all = MemoryInput {
+            input: &input,
+            nodes: &nodes,
+            vms: &vms,
+            sharers: now.world.memory_sharers(self.policies),
+            now_ns: reading.began_ns,
+        };
         let assumes = period.assumed.contains(&true);
         let step = |(id, mut order): (VmId, crate::memory_move::MoveMemory)| {
             if let MemoryReason::Nearer(why) = &mut order.why {
@@ -70,7 +76,7 @@ impl Propose for MemoryForVcpus<'_> {
             }
             Step::now(id, Action::MoveMemory(order))
         };
-        (memory.policy.decide(self.settings, &all).into_iter().map(step).collect(), memory)
+        (memory.policy.decide(&self.policies.settings, &all).into_iter().map(step).collect(), memory)
     }
 }
 

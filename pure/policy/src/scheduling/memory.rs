@@ -13,8 +13,8 @@
 //!
 //! | promise | by |
 //! |---|---|
-//! | one VM's moves never delay another's | the host's rate is divided evenly among the VMs, and each has a bucket of its own |
-//! | in `t` seconds a VM moves at most `(t + SAVED_S) * rate / VMs`, or [`LEAST`] more than `t * rate / VMs` | the bucket |
+//! | one VM's moves never delay another's | the host's rate is divided evenly among the VMs, and each has a [budget](crate::memory_budget) of its own |
+//! | in `t` seconds a VM moves at most `(t + SAVED_S) * rate / VMs`, or [`LEAST`] more than `t * rate / VMs` | the budget |
 //! | memory that came to a node stays there for [`HORIZON_NS`] | `arrived` |
 //! | a node keeps its [reserve](NodeMemory::reserve_kib) | what is free, less what was decided |
 //! | policies of memory, cpusets and huge pages are respected | [`VmMemory`] |
@@ -22,9 +22,10 @@
 
 use super::{Input, Settings, Standing, VcpuSample};
 use crate::{
+    memory_budget::MemoryBudget,
     memory_move::{
         BASE_KIB, HORIZON_NS, LEAST, MARGIN, MemoryCause, MemoryReason, MemoryWhy, MoveMemory, NodeMemory,
-        PAGE, PAGE_PRICE, SAVED_S, TENTH_NS, bytes_of,
+        PAGE, PAGE_PRICE, TENTH_NS, bytes_of,
     },
     world::VmId,
 };
@@ -74,6 +75,8 @@ pub struct MemoryInput<'a> {
     pub nodes: &'a [NodeMemory],
     /// VMs of the policy.
     pub vms: &'a [VmMemory],
+    /// VMs that share the host's rate, these among them.
+    pub sharers: usize,
     /// When the period ended.
     pub now_ns: u64,
 }
@@ -94,8 +97,7 @@ struct Proposal {
 /// What is remembered of a VM.
 #[derive(Clone, Debug, Default)]
 struct Remembered {
-    /// Bytes that it may move.
-    saved: u64,
+    budget: MemoryBudget,
     /// Where its vCPUs are that have a place.
     places: Vec<(ApicId, usize)>,
     /// The move that would have paid in the last periods, and how many these were.
@@ -116,18 +118,15 @@ impl MemoryToVcpus {
     /// A period has ended. At most one move for each VM.
     pub fn decide(&mut self, settings: &Settings, all: &MemoryInput<'_>) -> Vec<(VmId, MoveMemory)> {
         self.vms.retain(|vm, _| all.vms.iter().any(|known| known.vm == *vm));
-        let count = all.vms.len().max(1) as u64;
-        let rate = settings.memory_bytes_per_s / count;
-        if settings.memory_bytes_per_s == 0 || all.nodes.len() != all.input.machine.nodes.len() {
+        let rate = settings.memory_bytes_per_s;
+        if rate == 0 || all.nodes.len() != all.input.machine.nodes.len() {
             return Vec::new();
         }
         let mut free: Vec<u64> = all.nodes.iter().map(NodeMemory::available).collect();
-        let earned = u128::from(rate) * u128::from(all.input.period_ns) / 1_000_000_000;
-        let full = rate.saturating_mul(SAVED_S).max(LEAST);
         let mut moves = Vec::new();
         for memory in all.vms {
             let known = self.vms.entry(memory.vm).or_default();
-            known.saved = known.saved.saturating_add(u64::try_from(earned).unwrap_or(u64::MAX)).min(full);
+            known.budget.earn((rate, all.sharers), all.input.period_ns, PAGE);
             let flows = Flows::of(all.input, memory);
             let places = flows.places();
             if known.places != places {
@@ -149,11 +148,11 @@ impl MemoryToVcpus {
                 continue;
             }
             let (from, to) = best.pair;
-            let bytes = known.saved.min(bytes_of(best.movable_kib)).min(free[to]) / PAGE * PAGE;
+            let bytes = known.budget.left().min(bytes_of(best.movable_kib)).min(free[to]) / PAGE * PAGE;
             if bytes < LEAST {
                 continue;
             }
-            known.saved -= bytes;
+            known.budget.spend(bytes);
             free[to] -= bytes;
             known.arrived.insert(to, all.now_ns);
             known.held = None;

@@ -246,6 +246,15 @@ impl World {
         vm.homing.due_ns = wanted.then_some(due_ns);
     }
 
+    /// VMs whose memory policies may move. They share the host's rate.
+    pub fn memory_sharers(&self, policies: &Policies) -> usize {
+        let to_vcpus = policies.memory_goes_to_vcpus();
+        let shares = |vm: &Vm| {
+            vm.homing.policy != MemoryPolicy::None || (to_vcpus && vm.effective_policy() == Policy::Vprobe)
+        };
+        self.vms.values().filter_map(|managed| managed.vm.as_ref()).filter(|vm| shares(vm)).count()
+    }
+
     /// A watch of how hot a VM's memory is has begun: of this memory.
     pub fn hotness_begun(&mut self, id: VmId) -> Option<Vec<MemoryArea>> {
         let (_, vm) = self.vm_mut(id)?;

@@ -626,10 +626,12 @@ mod tests {
     use super::*;
     use vnuma_model::{HostNode, Vcpu};
 
-    #[test]
-    fn an_observation_that_says_nothing_new_leads_to_no_decision() {
+    fn host() -> HostTopology {
         let node = |id: u32| HostNode { id, cpus: [id, id + 2].into_iter().collect(), ..HostNode::default() };
-        let host = HostTopology { nodes: vec![node(0), node(1)], ..HostTopology::default() };
+        HostTopology { nodes: vec![node(0), node(1)], ..HostTopology::default() }
+    }
+
+    fn managed(host: &HostTopology) -> ManagedVm {
         let description = VmDescription {
             name: "a".into(),
             pid: 1,
@@ -640,11 +642,38 @@ mod tests {
             devices: Vec::new(),
             memory_devices: Vec::new(),
         };
-        let mut world = World::new(host);
         let mut managed = ManagedVm::new(VmCandidate::new("qmp:a", "a", 0), 0);
-        managed.vm = Some(Vm::new(&world.host, description, DescriptionSource::Hypervisor, 0));
+        managed.vm = Some(Vm::new(host, description, DescriptionSource::Hypervisor, 0));
         managed.link = Link::Answers { connection: 1 };
-        world.insert(1, managed);
+        managed
+    }
+
+    #[test]
+    fn vms_whose_memory_any_policy_moves_share_the_hosts_rate() {
+        use crate::memory_move::MemoryPolicy;
+        let mut world = World::new(host());
+        let of = [
+            (MemoryPolicy::Both, Policy::Off),
+            (MemoryPolicy::None, Policy::Vprobe),
+            (MemoryPolicy::Adaptive, Policy::Vprobe),
+            (MemoryPolicy::None, Policy::Brm),
+        ];
+        for (id, (memory, scheduling)) in of.into_iter().enumerate() {
+            let mut managed = managed(&world.host);
+            let vm = managed.vm.as_mut().expect("a VM");
+            (vm.homing.policy, vm.scheduling.policy, vm.scheduling.clean_ns) = (memory, scheduling, Some(0));
+            world.insert(id as VmId, managed);
+        }
+        let mut policies = Policies::default();
+        assert_eq!(world.memory_sharers(&policies), 2);
+        policies.settings.memory_bytes_per_s = 1;
+        assert_eq!(world.memory_sharers(&policies), 3, "one that both may move has one part");
+    }
+
+    #[test]
+    fn an_observation_that_says_nothing_new_leads_to_no_decision() {
+        let mut world = World::new(host());
+        world.insert(1, managed(&world.host));
         let mut see = |cpu: u32, pinned: Option<u32>, time_ns: u64| {
             world.commit(&Policies::default(), time_ns);
             let location = VcpuLocation { cpu, node: cpu % 2, pinned, time_ns };
