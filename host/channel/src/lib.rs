@@ -25,6 +25,6 @@ pub use content::{Content, ContentError};
 pub use error::ChannelError;
 pub use ivshmem::Ivshmem;
 pub use layout::{Generations, Region, Step};
-pub use status::{DriverMode, DriverVersion, GuestStatus};
+pub use status::GuestStatus;
 pub use takeover::{Identity, parse_eventfd_id};
 pub use wakeups::{PAUSE, WAKEUPS_PER_PUBLICATION};

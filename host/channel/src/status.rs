@@ -1,58 +1,24 @@
 //! The guest's area of the channel.
 
 use crate::layout::{Region, WORD};
-use std::{fmt, mem::offset_of};
+use std::mem::offset_of;
 use vnuma_abi_topology_channel::{
-    GUEST_MAGIC, GUEST_OFFSET, Guest, MAX_SUPPORTED, MODE_FAST, MODE_NONE, MODE_SAFE, SupportedSection,
+    GUEST_MAGIC, GUEST_OFFSET, Guest, MAX_SUPPORTED, MODE_FAST, MODE_SAFE, SECTION_DEVICES, SupportedSection,
 };
+use vnuma_model::DriverStatus;
 
 /// Highest error number of Linux.
 const MAX_ERRNO: i64 = 4095;
-
-/// How the driver changes the kernel's maps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DriverMode {
-    /// It applies nothing.
-    None,
-    /// In place.
-    Fast,
-    /// By CPU hotplug.
-    Safe,
-}
-
-/// Of the guest's driver.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DriverVersion(u32);
-
-impl DriverVersion {
-    /// Major, minor and patch.
-    pub fn parts(self) -> [u16; 3] {
-        [(self.0 >> 16) as u16, (self.0 >> 8 & 0xff) as u16, (self.0 & 0xff) as u16]
-    }
-}
-
-impl fmt::Display for DriverVersion {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [major, minor, patch] = self.parts();
-        write!(f, "{major}.{minor}.{patch}")
-    }
-}
 
 /// What the guest reports. All of it can be false: it is shown and measured, and decides nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GuestStatus {
     /// The generation that the kernel's maps agree with, 0 for none. It may be one that was never published.
     pub acknowledged: u64,
-    /// The last generation that the driver refused or applied in part only, and the error number, 0 if that is none.
-    pub refused: Option<(u64, i32)>,
-    /// `None` without a driver.
-    pub mode: Option<DriverMode>,
-    /// `None` without a driver.
-    pub driver_version: Option<DriverVersion>,
+    /// What its driver reports of itself.
+    pub driver: DriverStatus,
     /// Sections that the driver understands.
     pub supported: Vec<SupportedSection>,
-    /// PCI devices that came or went in the guest, as it counts them.
-    pub device_changes: u64,
 }
 
 impl GuestStatus {
@@ -63,12 +29,13 @@ impl GuestStatus {
             return Self::default();
         }
         let counts = load(offset_of!(Guest, nr_supported));
-        let mode = match (counts >> 32) as u32 {
-            MODE_NONE => Some(DriverMode::None),
-            MODE_FAST => Some(DriverMode::Fast),
-            MODE_SAFE => Some(DriverMode::Safe),
+        let safe_mode = match (counts >> 32) as u32 {
+            MODE_FAST => Some(false),
+            MODE_SAFE => Some(true),
             _ => None,
         };
+        let supported = Self::supported(usize::from(counts as u16).min(MAX_SUPPORTED), load);
+        let version = load(offset_of!(Guest, driver_version));
         let refused = load(offset_of!(Guest, refused));
         let error = load(offset_of!(Guest, refused_error)).cast_signed();
         let errno = if (-MAX_ERRNO..0).contains(&error) { -error as i32 } else { 0 };
@@ -76,11 +43,14 @@ impl GuestStatus {
         let same = load(offset_of!(Guest, refused)) == refused;
         Self {
             acknowledged: load(offset_of!(Guest, acknowledged)),
-            refused: (refused != 0 && same).then_some((refused, errno)),
-            mode,
-            driver_version: Some(DriverVersion(load(offset_of!(Guest, driver_version)) as u32)),
-            supported: Self::supported(usize::from(counts as u16).min(MAX_SUPPORTED), load),
-            device_changes: load(offset_of!(Guest, device_changes)),
+            driver: DriverStatus {
+                safe_mode,
+                version: Some([version >> 16, version >> 8 & 0xff, version & 0xff].map(|part| part as u16)),
+                refused: (refused != 0 && same).then_some((refused, errno)),
+                knows_devices: supported.iter().any(|section| section.kind == SECTION_DEVICES),
+                device_changes: load(offset_of!(Guest, device_changes)),
+            },
+            supported,
         }
     }
 

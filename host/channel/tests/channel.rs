@@ -6,7 +6,7 @@ use nix::{
 };
 use std::mem::offset_of;
 use vnuma_abi_topology_channel::{GUEST_MAGIC, Guest, MODE_NONE, MODE_SAFE, Vcpu};
-use vnuma_channel::{Channel, Content, DriverMode, GuestStatus, MAX_OUTSTANDING};
+use vnuma_channel::{Channel, Content, GuestStatus, MAX_OUTSTANDING};
 use vnuma_channel_model::{GuestEnd, ReadError, SUPPORTED};
 use vnuma_model::DistanceMatrix;
 
@@ -92,11 +92,12 @@ fn the_guest_says_what_it_is_and_what_it_refused() {
     let generation = channel.publish(&content(1)).expect("published");
     guest.refuse(generation, 95).expect("signalled");
     let status = channel.guest_status();
-    assert_eq!((status.mode, status.refused), (Some(DriverMode::Safe), Some((generation, 95))));
-    assert_eq!(status.driver_version.expect("announced").to_string(), "1.2.3");
+    assert_eq!((status.driver.safe_mode, status.driver.refused), (Some(true), Some((generation, 95))));
+    assert_eq!(status.driver.version, Some([1, 2, 3]));
     assert_eq!(status.supported, SUPPORTED);
     guest.announce(MODE_NONE).expect("written");
-    assert_eq!(channel.guest_status().mode, Some(DriverMode::None));
+    let status = channel.guest_status();
+    assert_eq!((status.driver.safe_mode, status.driver.version), (None, Some([1, 2, 3])));
     guest.store(offset_of!(Guest, magic), 0).expect("written");
     assert_eq!(channel.guest_status(), GuestStatus::default(), "the driver is gone");
 }
@@ -108,13 +109,13 @@ fn nonsense_in_the_guests_area_is_shown_as_unknown() {
     guest.store(offset_of!(Guest, refused), 5).expect("written");
     for (error, errno) in [(0, 0), (1, 0), (-1, 1), (-4095, 4095), (-4096, 0), (i64::MIN, 0), (i64::MAX, 0)] {
         guest.store(offset_of!(Guest, refused_error), i64::cast_unsigned(error)).expect("written");
-        assert_eq!(channel.guest_status().refused, Some((5, errno)), "{error}");
+        assert_eq!(channel.guest_status().driver.refused, Some((5, errno)), "{error}");
     }
-    assert_eq!(channel.guest_status().mode, None);
+    assert_eq!(channel.guest_status().driver.safe_mode, None);
     for offset in (0..size_of::<Guest>()).step_by(8) {
         guest.store(offset, u64::MAX).expect("written");
     }
     guest.store(offset_of!(Guest, magic), GUEST_MAGIC).expect("written");
     let status = channel.guest_status();
-    assert_eq!((status.mode, status.acknowledged, status.supported.len()), (None, u64::MAX, 16));
+    assert_eq!((status.driver.safe_mode, status.acknowledged, status.supported.len()), (None, u64::MAX, 16));
 }

@@ -9,7 +9,7 @@ use std::{
 };
 use vnuma_abi_topology_channel::{Device, MAX_DEVICES, MAX_NODES, MAX_VCPUS, SECTION_REQUIRED, Vcpu};
 use vnuma_channel::{
-    Channel, Content, DriverMode, Generations, GuestStatus, Region,
+    Channel, Content, Generations, GuestStatus, Region,
     layout::{publication, publication_of, section, sections},
 };
 use vnuma_channel_model::{GuestEnd, SUPPORTED};
@@ -170,18 +170,19 @@ fn the_host_reads_the_drivers_answers() {
     assert!(driver.execute("read").starts_with("topology "));
     driver.execute("announce 2");
     let status = channel.guest_status();
-    assert_eq!((status.mode, status.acknowledged), (Some(DriverMode::Safe), 0));
+    assert_eq!((status.driver.safe_mode, status.acknowledged), (Some(true), 0));
     assert_eq!(status.supported, SUPPORTED);
     driver.execute("devices 7");
-    assert_eq!(channel.guest_status().device_changes, 7);
-    assert_eq!(status.driver_version.expect("announced").to_string(), env!("CARGO_PKG_VERSION"));
+    assert_eq!(channel.guest_status().driver.device_changes, 7);
+    let version = status.driver.version.expect("announced").map(|part| part.to_string());
+    assert_eq!(version.join("."), env!("CARGO_PKG_VERSION"));
     driver.execute("acknowledge");
     assert_eq!(channel.take_acknowledgement().expect("taken"), Some(generation));
     let generation = channel.publish(&content(2, 2, 3)).expect("published");
     driver.execute("read");
     driver.execute("refuse -95");
     assert_eq!(channel.take_acknowledgement().expect("taken"), None);
-    assert_eq!(channel.guest_status().refused, Some((generation, 95)));
+    assert_eq!(channel.guest_status().driver.refused, Some((generation, 95)));
     driver.execute("leave");
     assert_eq!(channel.guest_status(), GuestStatus::default());
 }

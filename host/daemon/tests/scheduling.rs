@@ -17,11 +17,12 @@ use vnuma_daemon::core::{
     event::{Command, Event, Followed, Level, Made, MaskOrder, Ranked, Report, Request, Switch},
 };
 use vnuma_model::{
-    CpuLayout, CpuSet, GuestNode, MemoryBacking, ThreadCounts, Vcpu, VcpuLocation, VmCandidate, VmDescription,
+    CpuLayout, CpuSet, GuestNode, MemoryBacking, Steal, ThreadCounts, Vcpu, VcpuLocation, VmCandidate,
+    VmDescription,
 };
 use vnuma_policy::{
     Policies,
-    scheduling::{CpuSample, Policy, Stealing, entitlement::CpuGroup},
+    scheduling::{CpuSample, Policy, entitlement::CpuGroup},
     world::{Accesses, Counted, HostReading, Mechanism, RequestId, VcpuReading, VmId, VmReading},
 };
 use vnuma_process::ActError;
@@ -72,7 +73,7 @@ struct Run {
     by: Mechanism,
     ranked: Vec<(VmId, i32, Vec<Ranked>)>,
     /// What scx_vnuma was told last.
-    stealing: Option<Stealing>,
+    stealing: Option<Steal>,
     /// Times that it was looked for scx_vnuma.
     looks: usize,
     orders: Vec<(VmId, i32, Vec<MaskOrder>)>,

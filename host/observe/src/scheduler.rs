@@ -12,7 +12,7 @@ use vnuma_abi_bpf::sched::{
     Assignment, COUNT_KEPT, COUNT_LOCAL, COUNT_PLACED, COUNT_PREEMPTED, COUNT_REMOTE, COUNT_STARVED,
     COUNT_THROTTLED, Header, MAGIC, MASK_WORDS, PLACED, STEAL_BLIND, STEAL_PLACE, STEAL_PRESSURE, VERSION,
 };
-use vnuma_model::CpuSet;
+use vnuma_model::{CpuSet, Steal};
 
 /// Where the maps are pinned: only root may enter it.
 pub const DIRECTORY: &str = "/sys/fs/bpf/vnuma";
@@ -97,37 +97,6 @@ pub struct Assigned {
     pub place: Option<CpuSet>,
 }
 
-/// Which vCPU that waits is taken by a CPU that has none. One that has waited too long comes first in all cases.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Steal {
-    /// Of the CPU's own node first, of the longest queue there, the one with the least pressure.
-    #[default]
-    ByPressure,
-    /// The first one of the next CPU that has any, whatever its node.
-    Blindly,
-    /// The same, but one with a place only by CPUs of that.
-    WithinPlaces,
-}
-
-impl Steal {
-    fn to_abi(self) -> u32 {
-        match self {
-            Self::ByPressure => STEAL_PRESSURE,
-            Self::Blindly => STEAL_BLIND,
-            Self::WithinPlaces => STEAL_PLACE,
-        }
-    }
-
-    /// What the scheduler does with this value.
-    fn from_abi(value: u32) -> Self {
-        match value {
-            STEAL_BLIND => Self::Blindly,
-            STEAL_PLACE => Self::WithinPlaces,
-            _ => Self::ByPressure,
-        }
-    }
-}
-
 /// What the scheduler has done since it was loaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
@@ -194,14 +163,14 @@ impl Scheduler {
 
     /// Which vCPUs it steals now.
     pub fn steals(&self) -> Result<Steal, SchedulerError> {
-        Ok(Steal::from_abi(read_header(&self.header, &self.directory)?.steal))
+        Ok(steal_from_abi(read_header(&self.header, &self.directory)?.steal))
     }
 
     /// The program that decides is alive at this time, of `CLOCK_MONOTONIC`, and wants vCPUs to be stolen like this.
     pub fn beat(&self, now_ns: u64, steal: Steal) -> Result<(), SchedulerError> {
         // The scheduler itself does not write to the header after the map was pinned.
         let header = read_header(&self.header, &self.directory)?;
-        let header = Header { heartbeat_ns: now_ns, steal: steal.to_abi(), ..header };
+        let header = Header { heartbeat_ns: now_ns, steal: steal_to_abi(steal), ..header };
         self.update(&self.header, HEADER, &0u32.to_ne_bytes(), &header.to_bytes())
     }
 
@@ -306,6 +275,23 @@ fn to_abi(assigned: &Assigned) -> Assignment {
     }
 }
 
+fn steal_to_abi(steal: Steal) -> u32 {
+    match steal {
+        Steal::ByPressure => STEAL_PRESSURE,
+        Steal::Blindly => STEAL_BLIND,
+        Steal::WithinPlaces => STEAL_PLACE,
+    }
+}
+
+/// What the scheduler does with this value.
+fn steal_from_abi(value: u32) -> Steal {
+    match value {
+        STEAL_BLIND => Steal::Blindly,
+        STEAL_PLACE => Steal::WithinPlaces,
+        _ => Steal::ByPressure,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -361,9 +347,9 @@ mod tests {
     #[test]
     fn each_way_to_steal_has_its_own_number() {
         let all = [Steal::ByPressure, Steal::Blindly, Steal::WithinPlaces];
-        assert_eq!(all.map(Steal::to_abi), [STEAL_PRESSURE, STEAL_BLIND, STEAL_PLACE]);
-        assert_eq!(all.map(|steal| Steal::from_abi(steal.to_abi())), all);
-        assert_eq!(Steal::from_abi(99), Steal::ByPressure, "as the scheduler does");
+        assert_eq!(all.map(steal_to_abi), [STEAL_PRESSURE, STEAL_BLIND, STEAL_PLACE]);
+        assert_eq!(all.map(|steal| steal_from_abi(steal_to_abi(steal))), all);
+        assert_eq!(steal_from_abi(99), Steal::ByPressure, "as the scheduler does");
     }
 
     #[test]

@@ -15,7 +15,8 @@ use nix::{
     },
 };
 use std::{os::fd::AsFd, path::Path, process::ExitCode};
-use vnuma_observe::scheduler::{Counts, DIRECTORY, Scheduler, Steal};
+use vnuma_model::Steal;
+use vnuma_observe::scheduler::{Counts, DIRECTORY, Scheduler};
 
 /// A sched_ext scheduler for the vCPU threads of VMs. vnumad decides where they belong.
 ///

@@ -40,7 +40,8 @@ pub use distance::{DistanceError, DistanceMatrix, LOCAL_DISTANCE};
 pub use host::{CacheGroup, CpuLayout, HostNode, HostTopology, HugePages, PciDevice};
 pub use ids::{ConnectionId, RequestId, VmId};
 pub use observed::{
-    Accesses, Counted, MigrationProgress, MigrationStatus, PageKind, StopReason, ThreadCounts, WatchedRegion,
+    Accesses, Counted, DriverStatus, MigrationProgress, MigrationStatus, PageKind, Steal, StopReason,
+    ThreadCounts, WatchedRegion,
 };
 pub use pci::{PciAddress, PciFunction, PciLink, is_pci_address};
 pub use vm::{

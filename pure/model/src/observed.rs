@@ -21,6 +21,34 @@ impl fmt::Display for StopReason {
     }
 }
 
+/// What a guest's driver reports of itself. All of it can be false: it is shown, and decides nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DriverStatus {
+    /// Whether it changes the kernel's maps by CPU hotplug (safe mode) or in place. `None`: neither, or there is no driver.
+    pub safe_mode: Option<bool>,
+    /// Its version: major, minor, patch. `None` without a driver.
+    pub version: Option<[u16; 3]>,
+    /// The last generation that it refused or applied in part only, and the error number, 0 if that is none.
+    pub refused: Option<(u64, i32)>,
+    /// It sets the nodes of PCI devices.
+    pub knows_devices: bool,
+    /// PCI devices that came or went in the guest, as it counts them. A change is a reason to look.
+    pub device_changes: u64,
+}
+
+/// Which vCPU that waits is taken by a CPU that has none, before the end of a period. One that has waited too long comes first in
+/// all cases.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Steal {
+    /// Of the CPU's own node first, of the longest queue there, the one with the least pressure.
+    #[default]
+    ByPressure,
+    /// The first one of the next CPU that has any, whatever its node.
+    Blindly,
+    /// The same, but one with a place only by CPUs of that: the policy steals nothing.
+    WithinPlaces,
+}
+
 /// Accesses of a thread to memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Accesses {

@@ -4,10 +4,9 @@ use crate::PublishReason;
 use crate::memory_move::MoveMemory;
 use crate::migration::Order;
 use crate::rehome_policy::RehomeWhy;
-use crate::scheduling::Stealing;
 use crate::sizing::Resize;
 use crate::world::{Confine, Replug, UnplugStep};
-use vnuma_model::{ApicId, GuestNodeId, HostNodeId, RequestId, VmId};
+use vnuma_model::{ApicId, GuestNodeId, HostNodeId, RequestId, Steal, VmId};
 
 /// Why something is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,7 +135,7 @@ pub struct Ranks {
     /// act any more.
     pub vcpus: Vec<(i32, u32)>,
     /// Which vCPUs of the host idle CPUs take.
-    pub stealing: Stealing,
+    pub stealing: Steal,
 }
 
 /// One thing to do about a VM.

@@ -14,7 +14,8 @@ use std::{
     path::Path,
     process::{Command, Stdio},
 };
-use vnuma_observe::scheduler::{DIRECTORY, Scheduler, Steal};
+use vnuma_model::Steal;
+use vnuma_observe::scheduler::{DIRECTORY, Scheduler};
 use vnuma_process::{Class, read_class};
 use vnuma_scenario::{HANG_LIMIT, Process, Vm, output, vnumactl, wait_for};
 

@@ -24,9 +24,10 @@ use std::{
     },
     time::Duration,
 };
+use vnuma_model::Steal;
 use vnuma_observe::{
     location::monotonic_ns,
-    scheduler::{Assigned, DIRECTORY, OPS, Scheduler, Steal},
+    scheduler::{Assigned, DIRECTORY, OPS, Scheduler},
 };
 use vnuma_process::{Class, change_class, open_pidfd};
 use vnuma_scenario::{HANG_LIMIT, Nodes, output, wait_for};

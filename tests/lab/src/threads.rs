@@ -9,9 +9,10 @@ use std::{
     process::{Command, Stdio},
     time::Duration,
 };
+use vnuma_model::Steal;
 use vnuma_observe::{
     location::monotonic_ns,
-    scheduler::{Assigned, DIRECTORY, Scheduler, Steal, loaded_scheduler},
+    scheduler::{Assigned, DIRECTORY, Scheduler, loaded_scheduler},
 };
 use vnuma_process::{
     Class, change_class, open_pidfd,

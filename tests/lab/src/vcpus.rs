@@ -14,7 +14,8 @@ use std::{
     process::{Command, Stdio},
     time::Duration,
 };
-use vnuma_observe::scheduler::{DIRECTORY, Scheduler, Steal};
+use vnuma_model::Steal;
+use vnuma_observe::scheduler::{DIRECTORY, Scheduler};
 use vnuma_process::Class;
 use vnuma_scenario::{HANG_LIMIT, Process, Vm, vnumactl, vnumad, wait_for};
 

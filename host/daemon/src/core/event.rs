@@ -7,7 +7,7 @@ use super::{
 use vnuma_api as api;
 use vnuma_hypervisor::{Plugged, VmError};
 use vnuma_model::{
-    ApicId, CpuSet, GuestNodeId, HostNodeId, HostTopology, MigrationProgress, Vcpu, VcpuLocation,
+    ApicId, CpuSet, GuestNodeId, HostNodeId, HostTopology, MigrationProgress, Steal, Vcpu, VcpuLocation,
     VmCandidate, VmDescription, VmHandle,
 };
 use vnuma_policy::{
@@ -15,7 +15,7 @@ use vnuma_policy::{
     hotness::Hotness,
     memory_move::{MemoryPolicy, MoveMemory},
     residency::{MemoryArea, MemoryObservation},
-    scheduling::{Policy, Stealing},
+    scheduling::Policy,
     world::{
         ConnectionId, DriverStatus, HostReading, Mechanism, MemoryMoved, RehomeWish, RequestId, ResizeWish,
         StopReason, VmId,
@@ -346,7 +346,7 @@ pub enum Command {
         /// Its vCPUs; none: its policy does not act any more.
         vcpus: Vec<Ranked>,
         /// Which vCPUs of the host idle CPUs take.
-        stealing: Stealing,
+        stealing: Steal,
     },
     /// See whether scx_vnuma is loaded; [`Event::Switched`] follows if that has changed.
     LookForScheduler,

@@ -18,11 +18,11 @@ use super::{
     waiting::{Until, Waiting},
 };
 use vnuma_api as api;
-use vnuma_model::{ApicId, CpuSet, HostNode, HostTopology, Vcpu};
+use vnuma_model::{ApicId, CpuSet, HostNode, HostTopology, Steal, Vcpu};
 use vnuma_policy::{
     Action, Memories, Ranks, Reason, Step,
     memory_move::MemoryReason,
-    scheduling::{Policy, Standing, Stealing},
+    scheduling::{Policy, Standing},
     world::{HostReading, MaskChange, Mechanism, Mover, Vm, VmId},
 };
 use vnuma_process::ActError;
@@ -165,9 +165,9 @@ impl Core {
     }
 
     /// Which vCPUs of the host idle CPUs take.
-    fn stealing(&self) -> Stealing {
+    fn stealing(&self) -> Steal {
         let vms = self.world.iter().filter_map(|(_, managed)| managed.vm.as_ref());
-        Stealing::of_host(vms.map(|vm| vm.scheduling.policy))
+        Policy::stealing_of_host(vms.map(|vm| vm.scheduling.policy))
     }
 
     /// A VM's policy does not act any more.

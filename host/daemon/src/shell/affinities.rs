@@ -15,11 +15,8 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 use vnuma_api as api;
-use vnuma_model::{ApicId, CpuSet, HostNodeId, VcpuLocation};
-use vnuma_policy::{
-    scheduling::Stealing,
-    world::{Mechanism, VmId},
-};
+use vnuma_model::{ApicId, CpuSet, HostNodeId, Steal, VcpuLocation};
+use vnuma_policy::world::{Mechanism, VmId};
 use vnuma_process::{ActError, Worker, Workers, pin_thread, pin_thread_if};
 
 /// A move to make.
@@ -52,7 +49,7 @@ pub(super) enum Order {
     /// A process has ended.
     ForgetProcess(i32),
     /// Threads that a policy schedules, and no others of that process; and which of all idle CPUs take.
-    Rank { pid: i32, pidfd: Option<Arc<OwnedFd>>, vcpus: Vec<Ranked>, stealing: Stealing },
+    Rank { pid: i32, pidfd: Option<Arc<OwnedFd>>, vcpus: Vec<Ranked>, stealing: Steal },
     /// Is scx_vnuma loaded? [`Event::Switched`] follows if that has changed.
     Look,
 }

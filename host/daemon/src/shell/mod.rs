@@ -89,9 +89,8 @@ use supervisor::{Supervisor, ThreadPanicked};
 use totals::Totals;
 use tracing::{debug, info, warn};
 use vm_worker::VmWorker;
-use vnuma_abi_topology_channel::SECTION_DEVICES;
 use vnuma_api as api;
-use vnuma_channel::{Channel, DriverMode, DriverVersion, GuestStatus};
+use vnuma_channel::Channel;
 use vnuma_hypervisor::{Source, VmBackend, VmError};
 use vnuma_model::{HostTopology, VmHandle};
 use vnuma_observe::{
@@ -101,7 +100,7 @@ use vnuma_observe::{
 use vnuma_policy::{
     Policies, Publication,
     scheduling::Settings,
-    world::{ConnectionId, DriverStatus, Mechanism, RequestId, VmId},
+    world::{ConnectionId, Mechanism, RequestId, VmId},
 };
 use watchers::Watchers;
 
@@ -449,7 +448,7 @@ impl Shell {
     fn doorbell(&mut self, vm: VmId) {
         let Some(channel) = self.channels.get_mut(&vm) else { return };
         let acknowledged = channel.take_acknowledgement();
-        let status = driver_status(&channel.guest_status());
+        let status = channel.guest_status().driver;
         self.doorbells.rearm(vm, channel);
         // Nearly always it says the same as before, and the core would take a step to find that out.
         let known = self.core.world().get(vm).and_then(|managed| managed.vm.as_ref());
@@ -667,20 +666,5 @@ impl Shell {
         }
         channel.publish(&content).map_err(|source| Refusal::Channel { vm: vm_name, source })?;
         Ok(channel.next_generation())
-    }
-}
-
-/// The guest's report in the form of the core.
-fn driver_status(status: &GuestStatus) -> DriverStatus {
-    DriverStatus {
-        safe_mode: match status.mode {
-            Some(DriverMode::Safe) => Some(true),
-            Some(DriverMode::Fast) => Some(false),
-            Some(DriverMode::None) | None => None,
-        },
-        version: status.driver_version.map(DriverVersion::parts),
-        refused: status.refused,
-        knows_devices: status.supported.iter().any(|section| section.kind == SECTION_DEVICES),
-        device_changes: status.device_changes,
     }
 }

@@ -19,12 +19,11 @@ use std::{
 };
 use tracing::warn;
 use vnuma_api as api;
-use vnuma_model::CpuSet;
+use vnuma_model::{CpuSet, Steal};
 use vnuma_observe::{
     location::monotonic_ns,
-    scheduler::{Assigned, DIRECTORY, OPS, Scheduler, Steal, loaded_scheduler},
+    scheduler::{Assigned, DIRECTORY, OPS, Scheduler, loaded_scheduler},
 };
-use vnuma_policy::scheduling::Stealing;
 use vnuma_process::{ActError, Class, change_class, procfs, read_class};
 
 /// What a look at the scheduler has shown.
@@ -128,12 +127,8 @@ impl Places {
     }
 
     /// Which threads idle CPUs take. It is told with the next beat.
-    pub(super) fn set_stealing(&mut self, stealing: Stealing) {
-        self.steal = match stealing {
-            Stealing::ByPressure => Steal::ByPressure,
-            Stealing::Blindly => Steal::Blindly,
-            Stealing::WithinPlaces => Steal::WithinPlaces,
-        };
+    pub(super) fn set_stealing(&mut self, steal: Steal) {
+        self.steal = steal;
     }
 
     /// vnumad is alive.
@@ -415,7 +410,7 @@ mod tests {
             assert!(matches!(look, Look::Same) && beat > 0, "{look:?}, {beat}");
         }
         assert_eq!(loaded.read().steal, STEAL_PRESSURE);
-        places.set_stealing(Stealing::Blindly);
+        places.set_stealing(Steal::Blindly);
         loaded.look(&mut places);
         let header = loaded.read();
         assert_eq!((header.steal, header.instance, header.magic), (STEAL_BLIND, 7, MAGIC), "the rest stays");

@@ -40,12 +40,12 @@ fn the_scheduler_is_told_how_the_policies_of_the_host_steal() {
     let mut run = Run::with_vms(&["a", "b"]);
     run.by = Mechanism::Scheduler;
     let expected = [
-        (Policy::Credit, Stealing::Blindly),
-        (Policy::Vprobe, Stealing::ByPressure),
-        (Policy::VcpuP, Stealing::Blindly),
-        (Policy::Lb, Stealing::ByPressure),
-        (Policy::Brm, Stealing::WithinPlaces),
-        (Policy::VprobePaper, Stealing::ByPressure),
+        (Policy::Credit, Steal::Blindly),
+        (Policy::Vprobe, Steal::ByPressure),
+        (Policy::VcpuP, Steal::Blindly),
+        (Policy::Lb, Steal::ByPressure),
+        (Policy::Brm, Steal::WithinPlaces),
+        (Policy::VprobePaper, Steal::ByPressure),
     ];
     for (request, (policy, stealing)) in (1..).zip(expected) {
         run.set_policy(request, policy);
@@ -59,13 +59,13 @@ fn the_scheduler_is_told_how_the_policies_of_the_host_steal() {
         run.period(0, 1);
         run.stealing
     };
-    assert_eq!(other(&mut run, 11, Policy::Observe), Some(Stealing::Blindly));
-    assert_eq!(other(&mut run, 12, Policy::Brm), Some(Stealing::ByPressure));
-    assert_eq!(other(&mut run, 13, Policy::VcpuP), Some(Stealing::Blindly));
+    assert_eq!(other(&mut run, 11, Policy::Observe), Some(Steal::Blindly));
+    assert_eq!(other(&mut run, 12, Policy::Brm), Some(Steal::ByPressure));
+    assert_eq!(other(&mut run, 13, Policy::VcpuP), Some(Steal::Blindly));
     run.set_policy(14, Policy::Off);
     run.ask(15, |to| Request::SetPolicy("b".into(), Policy::Brm, to));
     run.period(0, 1);
-    assert_eq!(run.stealing, Some(Stealing::WithinPlaces), "the one that is left decides");
+    assert_eq!(run.stealing, Some(Steal::WithinPlaces), "the one that is left decides");
 }
 
 #[test]

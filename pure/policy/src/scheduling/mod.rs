@@ -36,7 +36,7 @@ use analyzer::{Adaptive, Bounds, VcpuType};
 use balance::{RunQueue, RunQueues, Waiting};
 use sample::{Sums, remote_share};
 use std::{fmt, str::FromStr};
-use vnuma_model::HostNodeId;
+use vnuma_model::{HostNodeId, Steal};
 
 /// How vCPUs are scheduled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -93,34 +93,20 @@ impl Policy {
     }
 
     /// Which vCPUs idle CPUs take between two periods, if a scheduler in the kernel has them. `None`: it does not act.
-    pub fn stealing(self) -> Option<Stealing> {
+    pub fn stealing(self) -> Option<Steal> {
         match self {
             Self::Off | Self::Observe => None,
-            Self::Credit | Self::VcpuP => Some(Stealing::Blindly),
-            Self::Brm => Some(Stealing::WithinPlaces),
-            Self::Lb | Self::VprobePaper | Self::Vprobe => Some(Stealing::ByPressure),
+            Self::Credit | Self::VcpuP => Some(Steal::Blindly),
+            Self::Brm => Some(Steal::WithinPlaces),
+            Self::Lb | Self::VprobePaper | Self::Vprobe => Some(Steal::ByPressure),
         }
     }
-}
 
-/// Which vCPU that waits is taken by a CPU that has none, where that does not have to wait for the end of a period.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Stealing {
-    /// Algorithm 2: [`RunQueues::steal`](balance::RunQueues::steal).
-    #[default]
-    ByPressure,
-    /// As the Credit scheduler: [`RunQueues::steal_blindly`](balance::RunQueues::steal_blindly).
-    Blindly,
-    /// The policy steals nothing: a vCPU stays at its place, as with an affinity.
-    WithinPlaces,
-}
-
-impl Stealing {
     /// A host has one way to steal: that of the policies which act, if they agree, else by pressure.
-    pub fn of_host(policies: impl IntoIterator<Item = Policy>) -> Self {
-        let mut all = policies.into_iter().filter_map(Policy::stealing);
+    pub fn stealing_of_host(policies: impl IntoIterator<Item = Self>) -> Steal {
+        let mut all = policies.into_iter().filter_map(Self::stealing);
         let first = all.next().unwrap_or_default();
-        if all.all(|other| other == first) { first } else { Self::ByPressure }
+        if all.all(|other| other == first) { first } else { Steal::ByPressure }
     }
 }
 

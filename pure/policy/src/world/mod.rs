@@ -29,7 +29,7 @@ pub use rehome::RehomeObstacle;
 pub(crate) use rehome::too_much_kept;
 pub use sizing::{NodeSizing, ResizeObstacle, ResizeWish, SizeMode, WantedSize};
 pub use unplug::{UNPLUG_LIMIT_NS, Unplug, UnplugStep};
-pub use vnuma_model::{Accesses, ConnectionId, Counted, RequestId, StopReason, VmId};
+pub use vnuma_model::{Accesses, ConnectionId, Counted, DriverStatus, RequestId, StopReason, VmId};
 
 use crate::{
     Action, Observation, Plan, Policies, Step, VcpuState, VmPlacement, migration::Migration,
@@ -70,21 +70,6 @@ pub enum ReplugEnd {
     Undone,
     /// It is in both slots: the guest releases neither.
     Both,
-}
-
-/// What a guest's driver reports of itself. All of it can be false: it is shown, and decides nothing.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DriverStatus {
-    /// Whether it changes the kernel's maps by CPU hotplug (safe mode) or in place. `None`: neither, or there is no driver.
-    pub safe_mode: Option<bool>,
-    /// Its version: major, minor, patch. `None` without a driver.
-    pub version: Option<[u16; 3]>,
-    /// The last generation that it refused or applied in part only, and the error number, 0 if that is none.
-    pub refused: Option<(u64, i32)>,
-    /// It sets the nodes of PCI devices.
-    pub knows_devices: bool,
-    /// PCI devices that came or went in the guest, as it counts them. A change is a reason to look.
-    pub device_changes: u64,
 }
 
 /// Least time between a description of a VM and the next one because its guest has seen devices come or go: a guest must not
