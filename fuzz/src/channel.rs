@@ -180,7 +180,12 @@ pub fn status(input: &[u8]) {
     assert!(
         status.supported.len() <= MAX_SUPPORTED && status.supported.iter().all(|section| section.kind != 0)
     );
-    assert!(status.refused.is_none_or(|(generation, errno)| generation != 0 && (0..=4095).contains(&errno)));
+    assert!(
+        status
+            .driver
+            .refused
+            .is_none_or(|(generation, errno)| generation != 0 && (0..=4095).contains(&errno))
+    );
     assert!(status.driver.version.is_some() || status == vnuma_channel::GuestStatus::default());
     let acknowledged = channel.take_acknowledgement().expect("taken");
     // It may be one of the publications before.
