@@ -276,7 +276,7 @@ impl Observed {
         let (static_, static_touches, static_moves) = self.of_vm(1, &vms[1])?;
         let (threads, seconds) = (&vms[1].threads, self.clock.seconds());
         let placed = BeforeAfter::of(&self.placed, threads, &self.samples[1], &self.locations, seconds)?;
-        let latency = |of: fn(&Update) -> f64| Percentiles::of(self.updates.iter().map(of).collect());
+        let latency = |of: fn(&Update) -> f64| Percentiles::of(self.updates.iter().map(of));
         Ok(Report {
             source: self.source,
             series: Series::new(

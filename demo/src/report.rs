@@ -7,6 +7,7 @@ use anyhow::{Result, ensure};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt;
+use vnuma_bench_figures::stats::Samples;
 
 /// Everything of one run.
 #[derive(Debug, Default, Serialize)]
@@ -142,13 +143,9 @@ pub struct Percentiles {
 
 impl Percentiles {
     /// Of any samples.
-    pub fn of(mut samples: Vec<f64>) -> Self {
-        samples.sort_by(f64::total_cmp);
-        let rank = |share: f64| {
-            let rank = (share * samples.len() as f64).ceil() as usize;
-            samples.get(rank.max(1) - 1).copied()
-        };
-        Self { count: samples.len(), p50: rank(0.50), p99: rank(0.99) }
+    pub fn of(samples: impl IntoIterator<Item = f64>) -> Self {
+        let samples: Samples = samples.into_iter().collect();
+        Self { count: samples.count(), p50: samples.median(), p99: samples.percentile(99) }
     }
 }
 
@@ -220,7 +217,7 @@ mod tests {
 
     #[test]
     fn percentiles_are_the_nearest_rank() {
-        let hundred = (1..=100).rev().map(f64::from).collect();
+        let hundred = (1..=100).rev().map(f64::from);
         assert_eq!(Percentiles::of(hundred), Percentiles { count: 100, p50: Some(50.0), p99: Some(99.0) });
         assert_eq!(Percentiles::of(vec![3.0]), Percentiles { count: 1, p50: Some(3.0), p99: Some(3.0) });
         assert_eq!(Percentiles::of(vec![]), Percentiles { count: 0, p50: None, p99: None });

@@ -16,7 +16,9 @@ mod vprobe;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
+use serde_json::Value;
 use std::process::Command;
+use vnuma_bench_figures::{ending, goals};
 
 use crate::steps::workspace;
 
@@ -187,6 +189,20 @@ fn commit() -> String {
     let Some(commit) = git(&["rev-parse", "--short=12", "HEAD"]) else { return "unknown".to_owned() };
     let clean = git(&["status", "--porcelain", "--untracked-files=no"]).is_some_and(|text| text.is_empty());
     if clean { commit } else { commit + " with changes" }
+}
+
+/// Runs a program that measures or judges. What it ends with says whether goals are missed.
+fn judged(program: &mut Command) -> Result<()> {
+    let name = program.get_program().to_string_lossy().into_owned();
+    let status = program.current_dir(workspace()).status().with_context(|| name.clone())?;
+    ending::of(&name, status)
+}
+
+/// The goals of a report, each with a `name`, a `value` that is null if it was not measured, and `met`.
+fn check_goals(report: &Value) -> Result<()> {
+    let goals = report["goals"].as_array().context("a report without goals")?;
+    let outcome = |goal: &Value| goal["met"].as_bool().filter(|_| !goal["value"].is_null());
+    goals::check(goals.iter().map(|goal| (goal["name"].as_str().unwrap_or_default(), outcome(goal))))
 }
 
 /// Writes a report and says where.

@@ -22,6 +22,7 @@ mod turns;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
+use vnuma_bench_figures::ending;
 
 #[derive(Parser)]
 #[command(
@@ -74,7 +75,11 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let result = match Arguments::parse().command {
+    let arguments: Arguments = match ending::arguments() {
+        Ok(arguments) => arguments,
+        Err(status) => return status,
+    };
+    let result = match arguments.command {
         Command::Lab(command) => lab::main(*command),
         Command::Setup => setup::packages().map(|()| ExitCode::SUCCESS),
         Command::Demo(arguments) => demo::run(&arguments).map(|()| ExitCode::SUCCESS),
@@ -82,7 +87,7 @@ fn main() -> ExitCode {
             packages.iter().for_each(|package| println!("deb: {}", package.display()));
             ExitCode::SUCCESS
         }),
-        Command::Bench(arguments) => bench::run(&arguments).map(|()| ExitCode::SUCCESS),
+        Command::Bench(arguments) => Ok(ending::end(bench::run(&arguments))),
         Command::Counts => counts::run().map(|()| ExitCode::SUCCESS),
         Command::Servers => checks::servers().map(|()| ExitCode::SUCCESS),
         Command::Fuzz(arguments) => fuzz::main(&arguments).map(|()| ExitCode::SUCCESS),

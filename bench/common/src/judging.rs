@@ -1,29 +1,7 @@
-//! From what was measured to rows and goals: what benchmarks have in common.
+//! Profiles that price what was counted.
 
-use anyhow::{Result, ensure};
-use serde::Serialize;
+use anyhow::Result;
 use vnuma_lab_pricing::{CounterProfile, by_name, names};
-
-/// A goal and what was found.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Goal {
-    /// What is wanted.
-    pub goal: String,
-    /// What was found.
-    pub found: String,
-    /// Is it met?
-    pub met: bool,
-}
-
-/// Prints all of them. An error if one is missed.
-pub fn print_goals(goals: &[Goal]) -> Result<()> {
-    for goal in goals {
-        println!("{} {}: {}", if goal.met { "met   " } else { "MISSED" }, goal.goal, goal.found);
-    }
-    let missed = goals.iter().filter(|goal| !goal.met).count();
-    ensure!(missed == 0, "{missed} of {} goals are missed", goals.len());
-    Ok(())
-}
 
 /// The profile that was counted with, and those that can price its counts.
 pub fn profiles(name: &str) -> Result<Vec<CounterProfile>> {
@@ -51,29 +29,9 @@ pub fn percent(share: f64) -> String {
     format!("{:+.2} %", share * 100.0)
 }
 
-/// The middle one of an odd number of figures, the upper one of both else.
-pub fn median(figures: impl IntoIterator<Item = f64>) -> Option<f64> {
-    let mut figures: Vec<f64> = figures.into_iter().collect();
-    figures.sort_by(f64::total_cmp);
-    figures.get(figures.len() / 2).copied()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_median_is_the_middle_one() {
-        assert_eq!((median([3.0, 1.0, 2.0]), median([4.0, 1.0]), median([])), (Some(2.0), Some(4.0), None));
-    }
-
-    #[test]
-    fn a_missed_goal_is_an_error_that_counts() {
-        let goal = |met| Goal { goal: "a".into(), found: "b".into(), met };
-        assert!(print_goals(&[goal(true)]).is_ok() && print_goals(&[]).is_ok());
-        let error = print_goals(&[goal(true), goal(false), goal(false)]).expect_err("two are missed");
-        assert_eq!(error.to_string(), "2 of 3 goals are missed");
-    }
 
     #[test]
     fn the_profile_that_was_counted_with_is_the_first() {

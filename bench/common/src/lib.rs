@@ -8,3 +8,5 @@ pub mod host;
 pub mod judging;
 pub mod report;
 pub mod threads;
+
+pub use vnuma_bench_figures::{ending, goals, stats};

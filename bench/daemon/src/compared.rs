@@ -1,9 +1,10 @@
 //! A vnumad beside another one, such as that of an earlier commit: both exist at the same time and are moved in turn, so that a
 //! machine that is faster for a while is so for both.
 
-use crate::growth::{Measured, Side, in_turn, median};
+use crate::growth::{Measured, Side, in_turn};
 use serde::Serialize;
 use std::path::Path;
+use vnuma_bench_figures::stats::median;
 
 /// VMs of each.
 const VMS: usize = 200;
@@ -25,13 +26,13 @@ pub struct Compared {
 impl Compared {
     fn of(measured: Measured, skipped: Option<String>) -> Self {
         let Measured { cpu_us_per_move: cpu, publish_p99_ms: p99 } = measured;
-        let middle = |side: usize| median(cpu.iter().map(|turn| turn[side]).collect());
-        let middle_p99 = |side: usize| median(p99.iter().filter_map(|turn| turn[side]).collect());
+        let middle = |side: usize| median(cpu.iter().map(|turn| turn[side]));
+        let middle_p99 = |side: usize| median(p99.iter().filter_map(|turn| turn[side]));
         Self {
             source: "measured",
             vms: VMS,
             cpu_us_per_move: [middle(0), middle(1)],
-            ratio: median(cpu.iter().map(|[first, second]| first / second).collect()),
+            ratio: median(cpu.iter().map(|[first, second]| first / second)),
             publish_p99_ms: [middle_p99(0), middle_p99(1)],
             turns_cpu_us_per_move: cpu,
             turns_publish_p99_ms: p99,

@@ -77,13 +77,6 @@ impl Row {
     }
 }
 
-/// Of samples: the smallest that is not below the share (nearest rank).
-pub fn percentile(samples: &[f64], percent: usize) -> Option<f64> {
-    let mut sorted = samples.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted.get((sorted.len() * percent).div_ceil(100).saturating_sub(1)).copied()
-}
-
 /// Something expected of a figure.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Goal {
@@ -131,16 +124,6 @@ pub fn goals(rows: &[Row], growth: Option<&Growth>) -> Vec<Goal> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn percentiles_are_samples() {
-        let samples: Vec<f64> = (1..=200).rev().map(f64::from).collect();
-        assert_eq!(
-            [50, 99, 100].map(|percent| percentile(&samples, percent)),
-            [100.0, 198.0, 200.0].map(Some)
-        );
-        assert_eq!((percentile(&[], 99), percentile(&[3.0], 1)), (None, Some(3.0)));
-    }
 
     fn row(vms: usize, moves_per_s: u64, us: f64) -> Row {
         Row {

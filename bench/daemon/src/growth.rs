@@ -2,7 +2,6 @@
 //! machine that is shared; so a small and a large host exist at the same time, and are moved in turn.
 
 use crate::{
-    figures::percentile,
     moves::Moves,
     readers::Clients,
     row::{Host, Plan, progress},
@@ -13,6 +12,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
+use vnuma_bench_figures::stats::{Samples, median};
 
 /// VMs of the small host and of the large one.
 const VMS: [usize; 2] = [100, 1000];
@@ -42,8 +42,8 @@ pub struct Growth {
 impl Growth {
     /// From the cost of a move in each turn.
     pub fn of(vms: [usize; 2], moves_per_s: u64, turns: Vec<[f64; 2]>) -> Self {
-        let each = |host: usize| median(turns.iter().map(|turn| turn[host]).collect());
-        let ratio = median(turns.iter().map(|[few, many]| many / few).collect());
+        let each = |host: usize| median(turns.iter().map(|turn| turn[host]));
+        let ratio = median(turns.iter().map(|[few, many]| many / few));
         let cpu_us_per_move = [each(0), each(1)];
         Self { vms, moves_per_s, turns_cpu_us_per_move: turns, cpu_us_per_move, ratio, skipped: None }
     }
@@ -51,11 +51,6 @@ impl Growth {
     fn skipped(reason: String) -> Self {
         Self { skipped: Some(reason), ..Self::of(VMS, MOVES_PER_S, Vec::new()) }
     }
-}
-
-pub fn median(mut samples: Vec<f64>) -> Option<f64> {
-    samples.sort_by(f64::total_cmp);
-    samples.get(samples.len().checked_sub(1)? / 2).copied()
 }
 
 pub fn measure(vnumad: &Path, log: Option<&Path>) -> anyhow::Result<Growth> {
@@ -140,7 +135,7 @@ impl Span {
         let cpu_ns = [0, 1].map(|host| after[host].saturating_sub(before[host]) as f64);
         let seconds = begin.elapsed().as_secs_f64();
         moves.collect_all();
-        let publish_p99_ms = percentile(&moves.latencies_ms, 99);
+        let publish_p99_ms = moves.latencies_ms.iter().copied().collect::<Samples>().percentile(99);
         Ok(Self { seconds, moves: made, cpu_ns, publish_p99_ms })
     }
 

@@ -35,7 +35,8 @@ use growth::Growth;
 use readers::Clients;
 use row::Plan;
 use serde::Serialize;
-use std::{path::PathBuf, time::Duration};
+use std::{path::PathBuf, process::ExitCode, time::Duration};
+use vnuma_bench_figures::{ending, goals as all_goals};
 
 #[derive(Parser)]
 #[command(name = "bench-daemon", about = "What vnumad costs with hundreds of VMs")]
@@ -134,8 +135,12 @@ const FULL: [Wanted; 12] = [
     ("libvirt", "bpf", 200, 500, Clients::Scrapers),
 ];
 
-fn main() -> anyhow::Result<()> {
-    match Arguments::parse().command {
+fn main() -> ExitCode {
+    ending::main(|arguments: Arguments| run(arguments.command))
+}
+
+fn run(command: Command) -> anyhow::Result<()> {
+    match command {
         Command::Qemu(arguments) => qemu::run(&arguments),
         Command::Compare { vnumad, beside } => {
             println!("{}", serde_json::to_string(&compared::measure(&vnumad, &beside)?)?);
@@ -192,7 +197,9 @@ fn main() -> anyhow::Result<()> {
                 growth,
             };
             println!("{}", serde_json::to_string(&report)?);
-            Ok(())
+            all_goals::check(
+                report.goals.iter().map(|goal| (goal.name.as_str(), goal.value.map(|_| goal.met))),
+            )
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::{
     daemon::{Daemon, Found, Usage},
-    figures::{Row, percentile},
+    figures::Row,
     host,
     libvirtd::Libvirtd,
     moves::Moves,
@@ -17,6 +17,7 @@ use std::{
 };
 use tempfile::TempDir;
 use vnuma_api::operation;
+use vnuma_bench_figures::stats::Samples;
 
 /// After everything is attached, until it is at rest.
 const SETTLE: Duration = Duration::from_secs(6);
@@ -96,13 +97,14 @@ pub fn measure(plan: &Plan) -> anyhow::Result<Row> {
     progress(begin, "measured at rest");
     moves.run(plan.moves_per_s, WARM_UP)?;
     let (alone, (made, took)) = moved(daemon, &mut moves, plan)?;
-    let latencies_alone_ms = std::mem::take(&mut moves.latencies_ms);
+    let latencies_alone_ms: Samples = moves.latencies_ms.drain(..).collect();
     let unpublished_alone = moves.unpublished;
     progress(begin, "measured with moves");
     let readers = Readers::start(daemon, plan.vms, plan.clients)?;
     thread::sleep(Duration::from_secs(1));
     let (together, _) = moved(daemon, &mut moves, plan)?;
-    let answers = readers.stop()?;
+    let answers: Samples = readers.stop()?.into_iter().collect();
+    let latencies_ms: Samples = moves.latencies_ms.iter().copied().collect();
     progress(begin, "measured with moves and clients");
     let (descriptors, threads) = daemon.counts()?;
     let per_move = |ns: f64| round(ns / 1e3 / made as f64);
@@ -118,17 +120,17 @@ pub fn measure(plan: &Plan) -> anyhow::Result<Row> {
         vms: plan.vms,
         vcpus: plan.vms * vms::VCPUS,
         moves_per_s: plan.moves_per_s,
-        publish_p99_ms_alone: percentile(&latencies_alone_ms, 99),
-        publish_p50_ms: percentile(&moves.latencies_ms, 50),
-        publish_p99_ms: percentile(&moves.latencies_ms, 99),
-        publish_max_ms: percentile(&moves.latencies_ms, 100),
+        publish_p99_ms_alone: latencies_alone_ms.percentile(99),
+        publish_p50_ms: latencies_ms.percentile(50),
+        publish_p99_ms: latencies_ms.percentile(99),
+        publish_max_ms: latencies_ms.percentile(100),
         moves: made,
         moves_per_s_made: Some(round(made as f64 / took.as_secs_f64())),
         unpublished: moves.unpublished + unpublished_alone,
         cpu_us_per_move: Some(since_rest(alone.cpu_ns, rest.cpu_ns)),
         cpu_us_per_move_by_thread: by_thread.filter(|(_, us)| *us >= 0.1).collect(),
         cpu_share_with_readers: Some(round(together.cpu_ns / 1e9 / together.seconds)),
-        answer_p99_ms: percentile(&answers, 99),
+        answer_p99_ms: answers.percentile(99),
         rest_cpu_share: Some(round(rest.cpu_ns / 1e9 / rest.seconds)),
         wakeups_per_s: Some(round(rest.wakeups / rest.seconds)),
         wakeups_per_s_by_thread: per_second(&rest.woken, rest.seconds),

@@ -52,9 +52,9 @@ pub fn local(rounds: usize) -> Result<Quantiles> {
         let _ = region.install(fault.page, &page, Access::Read);
     };
     let server = serve(Arc::clone(&region), 0, Placement::Follow, handler)?;
-    let (mut samples, _) = faults(&region, rounds)?;
+    let (samples, _) = faults(&region, rounds)?;
     server.stop()?;
-    Ok(Quantiles::of(&mut samples))
+    Ok(Quantiles::of(&samples))
 }
 
 /// Page faults of which the page comes from a peer. One thread serves the faults and the lane, as a node's thread for a shard
@@ -99,11 +99,11 @@ pub fn remote(kind: Kind, rounds: usize, spin: Duration) -> Result<Row> {
     let exchange_us = exchange(&mut lane, &request, rounds, Duration::ZERO)?;
     let floor = Floor::over(lane)?;
     let (cpu, slept) = (cpu_ns()?, sleeps()?);
-    let (mut samples, taken) = faults(&floor.region, rounds)?;
+    let (samples, taken) = faults(&floor.region, rounds)?;
     let each = |before, after| (after - before) as f64 / (rounds + PAGES) as f64;
     let (cpu_us, sleeps) = (each(cpu, cpu_ns()?) / 1000.0, each(slept, sleeps()?));
     floor.end()?;
-    let Quantiles { p50, p90, p99, samples } = Quantiles::of(&mut samples);
+    let Quantiles { p50, p90, p99, samples } = Quantiles::of(&samples);
     Ok(Row {
         transport: kind.name(),
         mode: "floor",

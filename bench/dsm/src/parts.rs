@@ -39,7 +39,7 @@ pub fn stack(kind: Kind, request: &[u8], rounds: usize) -> Result<Quantiles> {
         }
     }
     debug_assert_eq!(request[0], Ask::Page as u8);
-    Ok(Quantiles::of(&mut samples))
+    Ok(Quantiles::of(&samples))
 }
 
 fn take(lane: &mut Lane) -> Result<()> {
@@ -75,7 +75,7 @@ pub fn wake_up(rounds: usize) -> Result<Quantiles> {
         }
     }
     other.join().map_err(|_| anyhow!("a thread panicked"))??;
-    Ok(Quantiles::of(&mut samples))
+    Ok(Quantiles::of(&samples))
 }
 
 fn sleep(event: &EventFd) -> Result<()> {

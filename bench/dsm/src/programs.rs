@@ -9,6 +9,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
+use vnuma_bench_figures::stats::middle;
 
 /// Nodes, and processes of MPI.
 pub const NODES: u8 = 4;
@@ -121,17 +122,12 @@ fn repeated(
     failures: &mut Vec<String>,
 ) -> Option<Program> {
     match (0..repeats).map(|_| run()).collect::<Result<Vec<_>>>() {
-        Ok(runs) => Some(median(runs)),
+        Ok(runs) => middle(runs, |run| run.seconds),
         Err(error) => {
             failures.push(format!("{error:#}"));
             None
         }
     }
-}
-
-fn median(mut runs: Vec<Program>) -> Program {
-    runs.sort_by(|one, other| one.seconds.total_cmp(&other.seconds));
-    runs.swap_remove((runs.len() - 1) / 2)
 }
 
 fn read(name: &str, transport: &str, mode: &str, value: &Value) -> Result<Program> {

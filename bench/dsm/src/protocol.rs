@@ -107,7 +107,7 @@ fn row(
     }
     floor.map_or(Ok(()), Floor::end)?;
     let count = samples.len() as f64;
-    let Quantiles { p50, p90, p99, .. } = Quantiles::of(&mut samples);
+    let Quantiles { p50, p90, p99, .. } = Quantiles::of(&samples);
     let each = |figure: fn(&Spent) -> u64| figure(&(spent[0] + spent[1])) as f64 / count;
     Ok(Row {
         transport: kind.name(),
@@ -117,7 +117,7 @@ fn row(
         p50_us: p50,
         p90_us: p90,
         p99_us: p99,
-        floor_us: compared.then(|| Quantiles::of(&mut floors)),
+        floor_us: compared.then(|| Quantiles::of(&floors)),
         faults_per_s: count / taken.as_secs_f64(),
         messages: each(|spent| spent.messages),
         bytes: each(|spent| spent.bytes),
@@ -173,11 +173,8 @@ fn medians(kind: Kind, hint_rate: f64, passes: usize, beside: Option<u8>) -> Res
             }
         }
     }
-    let median = |samples: &mut Vec<Duration>| match samples.as_mut_slice() {
-        [] => 0.0,
-        some => Quantiles::of(some).p50,
-    };
-    Ok(samples.iter_mut().map(|samples| samples.each_mut().map(median)).collect())
+    let median = |samples: &Vec<Duration>| Quantiles::of(samples).p50;
+    Ok(samples.iter().map(|samples| samples.each_ref().map(median)).collect())
 }
 
 /// What each touch took, and all of them from when the threads were ready: to start many of them takes longer than to start one.

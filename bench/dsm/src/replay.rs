@@ -19,6 +19,7 @@ use std::{
     sync::atomic::Ordering::{Relaxed, SeqCst},
     time::{Duration, Instant},
 };
+use vnuma_bench_figures::stats::median;
 use vnuma_dsm_node::{Found, Node};
 
 /// Pages of a program.
@@ -197,12 +198,10 @@ pub fn measure(kind: Kind, recordings: &[Recording]) -> Result<Vec<Replay>> {
 
 /// What each step takes in microseconds: the median of the passes, and the mean of the placements.
 fn typical(passes: &[Vec<Pass>], steps: usize) -> Vec<f64> {
-    let median = |passes: &Vec<Pass>, step: usize| {
-        let mut taken: Vec<_> = passes.iter().map(|pass| pass.taken[step]).collect();
-        taken.sort_unstable();
-        taken[(taken.len() - 1) / 2].as_nanos() as f64 / 1000.0
-    };
-    let mean = |step| passes.iter().map(|passes| median(passes, step)).sum::<f64>() / passes.len() as f64;
+    let micros = |pass: &Pass, step: usize| pass.taken[step].as_nanos() as f64 / 1000.0;
+    let middle =
+        |passes: &Vec<Pass>, step| median(passes.iter().map(|pass| micros(pass, step))).unwrap_or_default();
+    let mean = |step| passes.iter().map(|passes| middle(passes, step)).sum::<f64>() / passes.len() as f64;
     (0..steps).map(mean).collect()
 }
 

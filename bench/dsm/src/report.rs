@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 use std::time::Duration;
+use vnuma_bench_figures::stats::Samples;
 
 /// Everything that was measured: wall clock, on this machine.
 #[derive(Serialize)]
@@ -246,14 +247,11 @@ pub struct Quantiles {
 }
 
 impl Quantiles {
-    /// Of at least one sample.
-    pub fn of(samples: &mut [Duration]) -> Self {
-        samples.sort_unstable();
-        let at = |percent: usize| {
-            let rank = (samples.len() * percent).div_ceil(100).clamp(1, samples.len());
-            samples[rank - 1].as_nanos() as f64 / 1000.0
-        };
-        Self { p50: at(50), p90: at(90), p99: at(99), samples: samples.len() }
+    /// Microseconds; 0 without samples.
+    pub fn of(samples: &[Duration]) -> Self {
+        let samples: Samples = samples.iter().map(|time| time.as_nanos() as f64 / 1000.0).collect();
+        let at = |percent| samples.percentile(percent).unwrap_or_default();
+        Self { p50: at(50), p90: at(90), p99: at(99), samples: samples.count() }
     }
 }
 
@@ -468,10 +466,10 @@ mod tests {
 
     #[test]
     fn quantiles_are_samples_by_their_rank() {
-        let mut samples: Vec<Duration> = (1..=200).rev().map(Duration::from_micros).collect();
-        let Quantiles { p50, p90, p99, samples } = Quantiles::of(&mut samples);
+        let samples: Vec<Duration> = (1..=200).rev().map(Duration::from_micros).collect();
+        let Quantiles { p50, p90, p99, samples } = Quantiles::of(&samples);
         assert_eq!((p50, p90, p99, samples), (100.0, 180.0, 198.0, 200));
-        let one = Quantiles::of(&mut [Duration::from_micros(7)]);
+        let one = Quantiles::of(&[Duration::from_micros(7)]);
         assert_eq!((one.p50, one.p99), (7.0, 7.0));
     }
 }

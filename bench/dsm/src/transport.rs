@@ -41,7 +41,7 @@ pub fn exchange(lane: &mut Lane, request: &[u8], rounds: usize, spin: Duration) 
             samples.push(begin.elapsed());
         }
     }
-    Ok(Quantiles::of(&mut samples))
+    Ok(Quantiles::of(&samples))
 }
 
 /// Frames in one direction, until the peer has all of them.

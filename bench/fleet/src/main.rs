@@ -15,6 +15,8 @@ use clap::Parser;
 use fleet::{Outcome, run};
 use serde::Serialize;
 use server::{Model, Strategy};
+use std::process::ExitCode;
+use vnuma_bench_figures::ending;
 
 /// Simulates a fleet and prints what each rule made of it.
 #[derive(Parser)]
@@ -55,8 +57,11 @@ struct Row {
     outcome: Outcome,
 }
 
-fn main() -> anyhow::Result<()> {
-    let Arguments { seed, starts, servers, load, json } = Arguments::parse();
+fn main() -> ExitCode {
+    ending::main(simulate)
+}
+
+fn simulate(Arguments { seed, starts, servers, load, json }: Arguments) -> anyhow::Result<()> {
     anyhow::ensure!((1..=1_000_000).contains(&starts), "--starts {starts}: expected 1 to 1000000");
     anyhow::ensure!((1..=1000).contains(&servers), "--servers {servers}: expected 1 to 1000");
     anyhow::ensure!((0.01..=10.0).contains(&load), "--load {load}: expected 0.01 to 10");

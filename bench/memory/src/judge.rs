@@ -11,7 +11,11 @@ use std::{
     io::{BufRead, BufReader},
     path::{Path, PathBuf},
 };
-use vnuma_bench_common::judging::{Goal, median, percent, print_goals, profiles};
+use vnuma_bench_common::{
+    goals::{self as all_goals, Goal},
+    judging::{percent, profiles},
+    stats::median,
+};
 use vnuma_lab_pricing::{CounterProfile, by_name, price};
 
 /// The first application, which every cell has.
@@ -130,7 +134,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     crate::picture::draw(&cells, &picture)?;
     print!("{}{}", table(&rows), size_table(&sizes));
     println!("report: {}\npicture: {}", path.display(), picture.display());
-    print_goals(&goals)
+    all_goals::print(&goals)
 }
 
 fn read(path: &Path) -> Result<(raw::Server, Vec<Cell>, Vec<SizeCell>)> {

@@ -15,6 +15,8 @@ mod store;
 mod vm;
 
 use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+use vnuma_bench_common::ending;
 
 #[derive(Parser)]
 #[command(name = "bench-memory", about = "What memory policies do for VMs whose memory is displaced")]
@@ -33,10 +35,10 @@ enum Command {
     Guest,
 }
 
-fn main() -> anyhow::Result<()> {
-    match Arguments::parse().command {
+fn main() -> ExitCode {
+    ending::main(|arguments: Arguments| match arguments.command {
         Command::Server(arguments) => server::run(&arguments),
         Command::Judge(arguments) => judge::run(&arguments),
         Command::Guest => guest::run(),
-    }
+    })
 }

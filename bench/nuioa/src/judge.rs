@@ -7,7 +7,8 @@ use crate::{
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 use vnuma_bench_common::{
-    judging::{Goal, percent, print_goals, profiles},
+    goals::{self as all_goals, Goal},
+    judging::{percent, profiles},
     report::Files,
 };
 use vnuma_lab_pricing::CounterProfile;
@@ -90,7 +91,7 @@ pub fn run(Arguments { files, full }: &Arguments) -> Result<()> {
     crate::picture::draw(&rows, &picture)?;
     print!("{}", table(&rows));
     println!("report: {}\npicture: {}", path.display(), picture.display());
-    print_goals(&goals)
+    all_goals::print(&goals)
 }
 
 fn read(files: &Files) -> Result<(raw::Server, Vec<Cell>)> {

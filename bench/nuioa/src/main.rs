@@ -15,6 +15,8 @@ mod ticks;
 mod vm;
 
 use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+use vnuma_bench_common::ending;
 
 #[derive(Parser)]
 #[command(name = "bench-nuioa", about = "What the place of a VM costs its workloads on passthrough devices")]
@@ -39,13 +41,13 @@ enum Command {
     Neighbour(server::Neighbour),
 }
 
-fn main() -> anyhow::Result<()> {
-    match Arguments::parse().command {
+fn main() -> ExitCode {
+    ending::main(|arguments: Arguments| match arguments.command {
         Command::Server(arguments) => server::run(&arguments),
         Command::Judge(arguments) => judge::run(&arguments),
         Command::Guest(arguments) => guest::run(&arguments),
         Command::Agent => guest::agent::run(),
         Command::Peer => peer::run(),
         Command::Neighbour(arguments) => server::neighbour(&arguments),
-    }
+    })
 }

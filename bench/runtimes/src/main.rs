@@ -12,6 +12,8 @@ mod server;
 mod vm;
 
 use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+use vnuma_bench_common::ending;
 
 #[derive(Parser)]
 #[command(
@@ -33,10 +35,10 @@ enum Command {
     Guest(guest::Arguments),
 }
 
-fn main() -> anyhow::Result<()> {
-    match Arguments::parse().command {
+fn main() -> ExitCode {
+    ending::main(|arguments: Arguments| match arguments.command {
         Command::Server(arguments) => server::run(&arguments),
         Command::Judge(arguments) => judge::run(&arguments),
         Command::Guest(arguments) => guest::run(&arguments),
-    }
+    })
 }

@@ -1,6 +1,7 @@
 //! Figures of many samples.
 
 use serde::Serialize;
+use vnuma_bench_figures::stats::Samples;
 
 /// Median and 99th percentile, in milliseconds.
 #[derive(Debug, PartialEq, Serialize)]
@@ -14,12 +15,9 @@ pub struct Percentiles {
 impl Percentiles {
     /// Of samples in nanoseconds; `None` without any.
     pub fn of_ns(samples: impl Iterator<Item = f64>) -> Option<Self> {
-        let mut sorted: Vec<f64> = samples.map(|ns| ns / 1e6).collect();
-        sorted.sort_by(f64::total_cmp);
-        // The smallest sample that is not below the share: the nearest-rank definition.
-        let rank = |percent: usize| (sorted.len() * percent).div_ceil(100).saturating_sub(1);
-        let at = |percent| sorted.get(rank(percent)).copied();
-        Some(Self { p50: at(50)?, p99: at(99)?, max: at(100)?, samples: sorted.len() })
+        let samples: Samples = samples.map(|ns| ns / 1e6).collect();
+        let [_, max] = samples.interval()?;
+        Some(Self { p50: samples.median()?, p99: samples.percentile(99)?, max, samples: samples.count() })
     }
 }
 

@@ -14,6 +14,8 @@ mod replug;
 mod work;
 
 use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+use vnuma_bench_figures::ending;
 
 #[derive(Parser)]
 #[command(name = "bench-topology", about = "Figures of a guest that follows its topology")]
@@ -60,8 +62,8 @@ enum Command {
     Cost,
 }
 
-fn main() -> anyhow::Result<()> {
-    match Arguments::parse().command {
+fn main() -> ExitCode {
+    ending::main(|arguments: Arguments| match arguments.command {
         Command::Moves(arguments) => moves::run(&arguments),
         Command::Replug(arguments) => replug::run(&arguments),
         Command::AwaitCpu { node } => replug::await_cpu(node),
@@ -73,5 +75,5 @@ fn main() -> anyhow::Result<()> {
         Command::Work { kind, cpu: Some(cpu) } => work::on_cpu(cpu, kind),
         Command::Rebuild { times } => floor::rebuild(times),
         Command::Cost => cost::run(),
-    }
+    })
 }

@@ -15,7 +15,12 @@ use std::{
     io::{BufRead, BufReader},
     path::{Path, PathBuf},
 };
-use vnuma_lab_pricing::{CounterProfile, Counts, by_name, names, price};
+use vnuma_bench_common::{
+    goals::{self as all_goals, Goal},
+    judging::{profiles, profiles_of_second},
+    stats::Samples,
+};
+use vnuma_lab_pricing::{CounterProfile, Counts, price};
 
 /// Periods at the end that a policy's final state is taken from.
 const FINAL: usize = 3;
@@ -105,17 +110,6 @@ pub struct Row {
     pub does_not_count: Option<String>,
 }
 
-/// A goal and what was found.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Goal {
-    /// What is wanted.
-    pub goal: String,
-    /// What was found.
-    pub found: String,
-    /// Is it met?
-    pub met: bool,
-}
-
 /// What it costs that vnumad observes, and does nothing else.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Observing {
@@ -169,10 +163,11 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let mut rows = Vec::new();
     let by_first = profiles(&run.server.profile)?;
     by_first.iter().for_each(|profile| rows.extend(run.rows(profile)));
-    let by_second = second_profiles(&run.server)?;
-    if !by_second.is_empty() {
+    if let Some(llc) = run.server.second_llc {
         let seen = run.by_second();
-        by_second.iter().for_each(|profile| rows.extend(seen.rows(profile)));
+        profiles_of_second(&run.server.profile, llc)?
+            .iter()
+            .for_each(|profile| rows.extend(seen.rows(profile)));
     }
     let (observing, overhead) = (run.observing(&by_first[0]), run.overhead(&by_first[0]));
     let measured = !rows.is_empty() || !overhead.is_empty();
@@ -200,16 +195,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     observing.iter().for_each(|found| println!("{found}"));
     overhead.iter().for_each(|found| println!("{found}"));
     println!("report: {}\npicture: {}", path.display(), picture.display());
-    let missed: Vec<String> = goals
-        .iter()
-        .inspect(|goal| {
-            println!("{}: {}: {}", if goal.met { "met" } else { "MISSED" }, goal.goal, goal.found)
-        })
-        .filter(|goal| !goal.met)
-        .map(|goal| format!("{}: {}", goal.goal, goal.found))
-        .collect();
-    ensure!(missed.is_empty(), "goals that are missed:\n  {}", missed.join("\n  "));
-    Ok(())
+    all_goals::print(&goals)
 }
 
 /// The lines of a run. The last one may be cut off.
@@ -228,27 +214,6 @@ fn read(path: &Path) -> Result<Run> {
     }
     let server = server.with_context(|| format!("{}: the server said nothing", path.display()))?;
     Ok(Run { server, workloads, cells })
-}
-
-/// The profile of counters, and those that can price the same counts.
-pub fn profiles(own: &str) -> Result<Vec<CounterProfile>> {
-    let own = by_name(own)?;
-    let mut profiles = vec![own.clone()];
-    for name in names().filter(|name| *name != own.name) {
-        profiles.extend(Some(by_name(name)?).filter(|other| other.shape() == own.shape()));
-    }
-    Ok(profiles)
-}
-
-/// Profiles that can price the counts of a server's second last-level cache.
-fn second_profiles(server: &raw::Server) -> Result<Vec<CounterProfile>> {
-    let Some((sets, ways)) = server.second_llc else { return Ok(Vec::new()) };
-    let shape = by_name(&server.profile)?.shape().with_llc(sets, ways);
-    let mut profiles = Vec::new();
-    for name in names() {
-        profiles.extend(Some(by_name(name)?).filter(|other| other.shape() == shape));
-    }
-    Ok(profiles)
 }
 
 fn add(to: &mut Counts, from: &Counts) {
@@ -313,22 +278,19 @@ impl Cell {
         ratio(vcpus().map(time).sum::<u64>() as f64 / 1e9 / count as f64, elapsed)
     }
 
-    /// What vCPUs waited when they were woken, microseconds, in order.
-    fn wakes(&self) -> Vec<u32> {
-        let mut all: Vec<u32> = self.measured().iter().flat_map(|period| period.wakes_us.clone()).collect();
-        all.sort_unstable();
-        all
+    /// What vCPUs waited when they were woken, microseconds.
+    fn wakes(&self) -> Samples {
+        self.measured().iter().flat_map(|period| &period.wakes_us).map(|us| f64::from(*us)).collect()
     }
 
     /// The 99th percentile of that by the one under `linux`, or why there is none.
     fn wake_p99(&self, linux: Option<&Cell>) -> Result<f64, String> {
         let p99 = |cell: &Cell| {
             let wakes = cell.wakes();
-            let (count, policy) = (wakes.len(), &cell.policy);
-            match wakes.get((count * 99).div_ceil(100).saturating_sub(1)) {
-                Some(&p99) if count >= LEAST_WAKE_UPS => Ok(f64::from(p99)),
-                _ => Err(format!("{count} wake-ups under {policy}, fewer than {LEAST_WAKE_UPS}")),
-            }
+            let count = wakes.count();
+            let enough = wakes.percentile(99).filter(|_| count >= LEAST_WAKE_UPS);
+            enough
+                .ok_or_else(|| format!("{count} wake-ups under {}, fewer than {LEAST_WAKE_UPS}", cell.policy))
         };
         Ok(ratio(p99(self)?, p99(linux.ok_or("there is no linux row")?)?))
     }
@@ -398,7 +360,7 @@ impl Cell {
             converge_periods: self.converge_periods(profile),
             overhead_share: daemon.map(|daemon| ratio(daemon as f64, cycles as f64)),
             kernel_cycles_per_s: self.cycles_per_s().map(|(kernels, _)| kernels),
-            wake_ups: self.wakes().len(),
+            wake_ups: self.wakes().count(),
             no_wake_p99: wake_p99.as_ref().err().cloned(),
             wake_p99_by_linux: wake_p99.ok(),
             means: self.means.clone(),

@@ -15,7 +15,8 @@ mod vms;
 mod wakes;
 
 use clap::{Parser, Subcommand};
-use vnuma_bench_common::{guest_memory, threads};
+use std::process::ExitCode;
+use vnuma_bench_common::{ending, guest_memory, threads};
 
 #[derive(Parser)]
 #[command(name = "bench-vprobe", about = "What policies of vCPUs do for VMs on a NUMA server")]
@@ -38,12 +39,12 @@ enum Command {
     Load(load::Arguments),
 }
 
-fn main() -> anyhow::Result<()> {
-    match Arguments::parse().command {
+fn main() -> ExitCode {
+    ending::main(|arguments: Arguments| match arguments.command {
         Command::Server(arguments) => server::run(&arguments),
         Command::Judge(arguments) => judge::run(&arguments),
         Command::Measure(arguments) => full::measure::run(&arguments),
         Command::Full(arguments) => full::run(&arguments),
         Command::Load(arguments) => load::run(&arguments),
-    }
+    })
 }

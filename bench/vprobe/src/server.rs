@@ -19,6 +19,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
+use vnuma_bench_common::stats::median;
 use vnuma_lab_pricing::{CounterProfile, by_name};
 use vnuma_scenario::{Process, vnumactl};
 
@@ -122,8 +123,7 @@ fn dilation(vms: &Vms, programs: &Programs, clock_ghz: f64) -> Result<f64> {
         let dilation = dilation_of(std::slice::from_ref(&period), clock_ghz);
         found.push(dilation.with_context(|| format!("the vCPUs did nothing in {DILATION_S} s"))?);
     }
-    found.sort_by(f64::total_cmp);
-    Ok(found[DILATIONS / 2])
+    median(found).context("no dilation was measured")
 }
 
 /// That in some periods, if vCPUs did something.

@@ -1,7 +1,7 @@
 //! Benchmarks that measure on a lab server with counters, and judge here: one program does both.
 
-use super::{commit, peer};
-use crate::steps::{run as run_command, workspace};
+use super::{commit, judged, peer};
+use crate::steps::workspace;
 use anyhow::{Context, Result, ensure};
 use std::{
     fs::{self, File},
@@ -52,7 +52,7 @@ impl OnServer {
         let measured = self.measure(&programs, &raw);
         let mut judge = Command::new(programs.last().context("the benchmark's program")?);
         judge.arg("judge").arg("--raw").arg(&raw).arg("--directory").arg(&directory);
-        let judged = run_command(judge.args(["--commit", &commit()]).args(&self.judge));
+        let judged = judged(judge.args(["--commit", &commit()]).args(&self.judge));
         measured.and(judged)
     }
 

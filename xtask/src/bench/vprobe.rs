@@ -3,7 +3,7 @@
 mod full;
 
 use super::commit;
-use crate::steps::{run as run_command, workspace};
+use crate::steps::workspace;
 use anyhow::{Context, Result, ensure};
 use std::{
     fs::{self, File},
@@ -51,7 +51,7 @@ pub fn run(options: &super::Options) -> Result<()> {
         .arg("--directory")
         .arg(&directory)
         .args(["--commit", &commit()]);
-    let judged = run_command(&mut judge);
+    let judged = super::judged(&mut judge);
     measured.and(judged)
 }
 

@@ -10,7 +10,7 @@ use crate::{
     committed::goals,
     raw::{Baseline, Cell, Spun, Vcpu},
 };
-use vnuma_bench_common::judging::median;
+use vnuma_bench_common::stats::{Samples, median};
 use vnuma_lab_pricing::{CounterProfile, Counts, Prices, price};
 
 /// That are an operation where a workload does not count its own.
@@ -142,9 +142,8 @@ impl Figures {
             return None;
         }
         let cost = |window: &Window| common.unwrap_or(window.instructions) + window.waits;
-        let costs: Vec<f64> = all.iter().map(cost).collect();
-        let cycles_per_op = median(costs.iter().copied())?;
-        let by_it = |of: fn(f64, f64) -> f64, from| costs.iter().copied().fold(from, of) / cycles_per_op;
+        let costs: Samples = all.iter().map(cost).collect();
+        let (cycles_per_op, [least, most]) = (costs.median()?, costs.interval()?);
         let total = |of: fn(&Window) -> u64| all.iter().map(of).sum::<u64>() as f64;
         let operations = total(|window| window.operations);
         let each = |of: fn(&Counts) -> [&[u64]; 2]| {
@@ -158,8 +157,8 @@ impl Figures {
         let (instructions, error) = mean(all.iter().map(|window| window.instructions).collect());
         Some(Self {
             cycles_per_op,
-            low: by_it(f64::min, f64::INFINITY),
-            high: by_it(f64::max, 0.0),
+            low: least / cycles_per_op,
+            high: most / cycles_per_op,
             kept: all.iter().map(|window| window.kept).fold(1.0, f64::min),
             fewest: all.iter().map(|window| window.operations).min()?,
             instructions,

@@ -418,7 +418,7 @@ mod tests {
     #[test]
     fn each_setup_has_counters_that_can_be_priced() {
         for setup in &SETUPS {
-            let own = crate::judge::profiles(setup.counters).expect("the profile is there");
+            let own = vnuma_bench_common::judging::profiles(setup.counters).expect("the profile is there");
             assert_eq!(own[0].name, setup.counters);
         }
     }

@@ -8,7 +8,7 @@ use crate::{
         plan::Id,
         store::Measured,
     },
-    judge::{ByLinux, Goal, Row, judge, profiles, programs_share, score, table},
+    judge::{ByLinux, Row, judge, programs_share, score, table},
     raw::Period,
 };
 use anyhow::{Context, Result, ensure};
@@ -17,6 +17,11 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     path::Path,
+};
+use vnuma_bench_common::{
+    goals::{self as all_goals, Goal},
+    judging::profiles,
+    stats::{self, Samples},
 };
 use vnuma_lab_pricing::CounterProfile;
 
@@ -95,13 +100,13 @@ struct Repetition {
 /// do not.
 fn median(setup: &str, all: Vec<Repetition>) -> Option<Median> {
     let repetitions = all.len();
-    let (mut good, mut bad): (Vec<_>, Vec<_>) =
+    let (good, bad): (Vec<_>, Vec<_>) =
         all.into_iter().partition(|repetition| repetition.row.does_not_count.is_none());
     let counted = good.len();
-    let kept = if 2 * counted > repetitions { &mut good } else { &mut bad };
-    kept.sort_by(|a, b| a.row.cycles_per_op.total_cmp(&b.row.cycles_per_op));
-    let (low, high) = (kept.first()?.row.cycles_per_op, kept.last()?.row.cycles_per_op);
-    let mut middle = kept[(kept.len() - 1) / 2].clone();
+    let kept = if 2 * counted > repetitions { good } else { bad };
+    let cost = |repetition: &Repetition| repetition.row.cycles_per_op;
+    let [low, high] = kept.iter().map(cost).collect::<Samples>().interval()?;
+    let mut middle = stats::middle(kept, cost)?;
     if let Some(why) = &mut middle.row.does_not_count {
         *why = format!("{why} ({} of {repetitions} repetitions do not count)", repetitions - counted);
     }
@@ -285,13 +290,7 @@ pub fn write(
         println!("{missing} of {} cells are missing, so no goal is judged", plan.len());
         return Ok(());
     }
-    let missed: Vec<&Goal> = goals.iter().filter(|goal| !goal.met).collect();
-    for goal in &goals {
-        println!("{}: {}: {}", if goal.met { "met" } else { "MISSED" }, goal.goal, goal.found);
-    }
-    let text = missed.iter().map(|goal| format!("\n  {}: {}", goal.goal, goal.found)).collect::<String>();
-    ensure!(missed.is_empty(), "goals that are missed:{text}");
-    Ok(())
+    all_goals::print(&goals)
 }
 
 /// The table of a part, for each of its setups.

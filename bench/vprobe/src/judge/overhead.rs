@@ -5,10 +5,11 @@
 //! more modelled cycles in a microsecond than code that does not. What the programs take is therefore converted: a microsecond of
 //! theirs is as many modelled cycles as one of vnumad's threads, which is such code, too. Their share by time is shown beside it.
 
-use super::{ByLinux, Goal, Row, Run};
+use super::{ByLinux, Row, Run};
 use crate::committed::{goals, overhead};
 use serde::Serialize;
 use std::{collections::BTreeMap, fmt};
+use vnuma_bench_common::goals::Goal;
 use vnuma_lab_pricing::CounterProfile;
 
 /// A cell of [`overhead`], under the server's profile.

@@ -1,10 +1,10 @@
 //! `--full`: a boot of the lab for each batch of cells that are missing, until none is, or as far as was asked for.
 
 use super::{
-    super::{Options, commit},
+    super::{Options, commit, judged},
     HANG, PROGRAMS, put,
 };
-use crate::steps::{run as run_command, workspace};
+use crate::steps::workspace;
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 use serde_json::Value;
@@ -110,7 +110,7 @@ pub fn run(options: &Options, programs: &[PathBuf], directory: &Path) -> Result<
             Ok(()) => failed = false,
         }
     };
-    let judged = run_command(&mut bench.command(&["judge"]));
+    let judged = judged(&mut bench.command(&["judge"]));
     measured.and(judged)
 }
 
