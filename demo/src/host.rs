@@ -67,6 +67,16 @@ pub struct Arguments {
     /// Not on the lab server: make no load for the balancer to move vCPUs away from
     #[arg(long)]
     on_this_machine: bool,
+    /// Pass no disk through and show nothing of devices: on a server without an IOMMU
+    #[arg(long)]
+    without_disk: bool,
+}
+
+impl Arguments {
+    /// No device is taken from a machine that is not the lab's.
+    fn takes_disk(&self) -> bool {
+        !(self.on_this_machine || self.without_disk)
+    }
 }
 
 /// How long the program in the static guest may wait for the end of the moves.
@@ -127,8 +137,7 @@ fn play(arguments: &Arguments) -> Result<()> {
     say("starting vnumad and two identical VMs");
     let (daemon, device, vms) = std::thread::scope(|scope| {
         let daemon = scope.spawn(|| vnumad_logging_to(&arguments.log, &[]));
-        // No device is taken from a machine that is not the lab's.
-        let device = scope.spawn(|| (!arguments.on_this_machine).then(device::prepare).transpose());
+        let device = scope.spawn(|| arguments.takes_disk().then(device::prepare).transpose());
         let vms = Vm::start_all(&VMS.map(|name| (name, shape.arguments.as_slice())));
         let (daemon, device) = (daemon.join(), device.join());
         (daemon.expect("the thread does not panic"), device.expect("the thread does not panic"), vms)
@@ -192,7 +201,10 @@ fn play_with(
         println!("picture:      {}", arguments.picture.display());
         println!("vnumad's log: {}", arguments.log.display());
     }
-    if arguments.claim { report.check_claim(arguments.on_this_machine) } else { Ok(()) }
+    if !arguments.claim {
+        return Ok(());
+    }
+    report.check_claim(arguments.on_this_machine, arguments.takes_disk())
 }
 
 /// What was seen of both VMs while their vCPUs were moved.

@@ -1,4 +1,5 @@
-//! `cargo xtask bench [NAME]`: benchmarks, each with a report in `target/bench/NAME/report.json`.
+//! `cargo xtask bench [NAME]`: benchmarks, each with a report in `target/bench/NAME/report.json`. That of a short form is in
+//! `target/bench/NAME-smoke`.
 
 mod daemon;
 mod decide;
@@ -14,170 +15,134 @@ mod runtimes;
 mod topology;
 mod vprobe;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result};
+use clap::{FromArgMatches, Subcommand};
 use serde::Serialize;
 use serde_json::Value;
-use std::process::Command;
-use vnuma_bench_figures::{ending, goals};
+use std::{path::PathBuf, process::Command};
+use vnuma_bench_figures::{
+    ending,
+    goals::{Limit, check_limits},
+};
+use vnuma_lab_runner::{build_binaries, build_release_binaries};
 
 use crate::steps::workspace;
 
-/// A benchmark: its name, what it measures, and the function that does.
-type Bench = (&'static str, &'static str, fn(&Options) -> Result<()>);
-
-const BENCHES: [Bench; 11] = [
-    (
-        "daemon",
-        "what vnumad costs with hundreds of VMs, and how fast it publishes, on this machine",
-        daemon::run,
-    ),
-    (
-        "decide",
-        "what a decision of each scheduling policy costs, with 4096 vCPUs on 64 nodes, placing a VM, and a look at 1 TiB",
-        |options| {
-            options.refuse()?;
-            decide::run()
-        },
-    ),
-    ("dsm", "how fast pages move between nodes: each protocol, its parts, and the floor", |options| {
-        options.refuse()?;
-        dsm::run()
-    }),
-    (
-        "fleet",
-        "what placements do for a fleet of servers, compared with the rules of others, simulated",
-        fleet::run,
-    ),
-    ("lab", "what the lab's counters cost: boot and loops, with and without, interleaved", |options| {
-        options.refuse()?;
-        lab::run()
-    }),
-    (
-        "memory",
-        "what memory policies do for VMs whose memory is displaced, beside AutoNUMA and others",
-        memory::run,
-    ),
-    ("migrate", "how long it takes until the guest of a VM that migrates is told where it is", migrate::run),
-    ("nuioa", "what the place of a VM costs its workloads on passthrough devices", nuioa::run),
-    (
-        "runtimes",
-        "what language runtimes and allocators in a VM lose when its vCPUs move, by who is told",
-        runtimes::run,
-    ),
-    ("topology", "how fast guests of each kernel are updated, and what that costs", topology::run),
-    (
-        "vprobe",
-        "what scheduling policies do for VMs on a NUMA server, compared with Linux, numad and the paper's",
-        vprobe::run,
-    ),
-];
-
 #[derive(clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct Arguments {
     /// Which one; without it the list is printed
-    name: Option<String>,
-    #[command(flatten)]
-    options: Options,
+    #[command(subcommand)]
+    which: Option<Which>,
+    /// The short form of each, one after the other
+    #[arg(long)]
+    smoke: bool,
 }
 
-/// How a benchmark is run that has more than one form.
-#[derive(clap::Args)]
-pub struct Options {
+#[derive(Subcommand)]
+enum Which {
+    /// What vnumad costs with hundreds of VMs, and how fast it publishes, on this machine
+    Daemon(daemon::Arguments),
+    /// What a decision of each scheduling policy costs, with 4096 vCPUs on 64 nodes, placing a VM, and a look at 1 TiB
+    Decide(decide::Arguments),
+    /// How fast pages move between nodes: each protocol, its parts, and the floor
+    Dsm(dsm::Arguments),
+    /// What placements do for a fleet of servers, compared with the rules of others, simulated
+    Fleet(fleet::Arguments),
+    /// What the lab's counters cost: boot and loops, with and without, interleaved
+    Lab(lab::Arguments),
+    /// What memory policies do for VMs whose memory is displaced, beside AutoNUMA and others
+    Memory(memory::Arguments),
+    /// How long it takes until the guest of a VM that migrates is told where it is
+    Migrate(migrate::Arguments),
+    /// What the place of a VM costs its workloads on passthrough devices
+    Nuioa(nuioa::Arguments),
+    /// What language runtimes and allocators in a VM lose when its vCPUs move, by who is told
+    Runtimes(runtimes::Arguments),
+    /// How fast guests of each kernel are updated, and what that costs
+    Topology(topology::Arguments),
+    /// What scheduling policies do for VMs on a NUMA server, compared with Linux, numad and the paper's
+    Vprobe(vprobe::Arguments),
+}
+
+/// How much is measured.
+#[derive(Clone, Copy, Default, clap::Args)]
+struct Form {
     /// The full form, which takes longer
-    #[arg(long)]
+    #[arg(long, conflicts_with = "smoke")]
     full: bool,
-    /// Print the report instead of a table
+    /// A form of at most two minutes, of which nothing is judged but that figures come out
     #[arg(long)]
-    json: bool,
-    /// topology: only these guest kernels, and nothing that needs no kernel of its own
-    #[arg(long, value_name = "KERNEL")]
-    kernel: Vec<String>,
-    /// vprobe, nuioa, runtimes: only these workloads
-    #[arg(long, value_name = "WORKLOAD")]
-    workload: Vec<String>,
-    /// nuioa: only these configurations
-    #[arg(long, value_name = "CONFIGURATION")]
-    configuration: Vec<String>,
-    /// memory: only these causes
-    #[arg(long, value_name = "CAUSE")]
-    cause: Vec<String>,
-    /// vprobe, memory, runtimes: only these policies
-    #[arg(long, value_name = "POLICY")]
-    policy: Vec<String>,
-    /// runtimes: only so many changes a minute, for a VM of 16 vCPUs
-    #[arg(long, value_name = "N")]
-    changes: Vec<u32>,
-    /// runtimes: only changes by hand, or by a balancer
-    #[arg(long, value_name = "MOVER")]
-    by: Vec<String>,
-    /// runtimes: only with the guest's AutoNUMA on, or off
-    #[arg(long, value_name = "SWITCH")]
-    autonuma: Vec<String>,
-    /// vprobe: set the places of vnumad's policies by scx_vnuma, not by affinities
-    #[arg(long)]
-    sched_ext: bool,
-    /// vprobe --full: only these parts
-    #[arg(long, value_name = "PART")]
-    part: Vec<String>,
-    /// vprobe, runtimes, with --full: at most so many cells now; the next run goes on
-    #[arg(long, value_name = "N")]
-    cells: Option<usize>,
-    /// vprobe, runtimes, with --full: begin no cell after so many minutes; the next run goes on
-    #[arg(long, value_name = "MINUTES")]
-    minutes: Option<u64>,
+    smoke: bool,
 }
 
-impl Options {
-    /// For one that has one form only.
-    fn refuse(&self) -> Result<()> {
-        ensure!(!self.full && !self.json, "this benchmark has neither --full nor --json");
-        Ok(())
+impl Form {
+    /// For a program that has both.
+    fn words(self) -> Vec<String> {
+        let words = [(self.full, "--full"), (self.smoke, "--smoke")];
+        words.into_iter().filter(|(chosen, _)| *chosen).map(|(_, word)| word.to_owned()).collect()
     }
 
-    /// What only one benchmark has.
-    fn refuse_parts(&self, name: &str) -> Result<()> {
-        let parts = [
-            (&["topology"][..], "--kernel", &self.kernel),
-            (&["vprobe", "nuioa", "runtimes"][..], "--workload", &self.workload),
-            (&["nuioa"], "--configuration", &self.configuration),
-            (&["memory"], "--cause", &self.cause),
-            (&["vprobe", "memory", "runtimes"], "--policy", &self.policy),
-            (&["runtimes"], "--by", &self.by),
-            (&["runtimes"], "--autonuma", &self.autonuma),
-            (&["vprobe"], "--part", &self.part),
-        ];
-        let pieces = [("--cells", self.cells.is_some()), ("--minutes", self.minutes.is_some())];
-        let has_pieces = ["vprobe", "runtimes"].contains(&name);
-        if let Some((option, _)) = pieces.iter().find(|(_, given)| *given && !(has_pieces && self.full)) {
-            bail!("only vprobe and runtimes have {option}, with --full");
+    fn name(self) -> &'static str {
+        match self {
+            Self { full: true, .. } => "full",
+            Self { smoke: true, .. } => "smoke",
+            _ => "reduced",
         }
-        match parts.iter().find(|(of, _, chosen)| !of.contains(&name) && !chosen.is_empty()) {
-            Some((of, option, _)) => bail!("only {} has {option}", of.join(" and ")),
-            None if !self.changes.is_empty() && name != "runtimes" => bail!("only runtimes has --changes"),
-            None if self.sched_ext && name != "vprobe" => bail!("only vprobe has --sched-ext"),
-            None => Ok(()),
-        }
+    }
+
+    /// The folder of the report: a short form leaves that of others alone.
+    fn folder(self, name: &str) -> String {
+        if self.smoke { format!("{name}-smoke") } else { name.to_owned() }
     }
 }
 
 /// Runs a benchmark, or lists them.
 pub fn run(arguments: &Arguments) -> Result<()> {
-    let Some(name) = &arguments.name else {
-        for (name, about, _) in BENCHES {
-            println!("{name:<12} {about}");
-        }
-        return Ok(());
-    };
-    match BENCHES.iter().find(|(known, _, _)| known == name) {
-        Some((_, _, bench)) => {
-            arguments.options.refuse_parts(name)?;
-            bench(&arguments.options)
-        }
+    match &arguments.which {
+        Some(which) => which.run(),
+        None if arguments.smoke => SMOKE_HERE.into_iter().chain(SMOKE_IN_LAB).try_for_each(smoke),
         None => {
-            let known = BENCHES.map(|(name, _, _)| name).join(", ");
-            bail!("benchmark {name:?} is unknown; there are: {known}")
+            for bench in list().get_subcommands() {
+                println!("{:<12} {}", bench.get_name(), bench.get_about().cloned().unwrap_or_default());
+            }
+            Ok(())
         }
     }
+}
+
+fn list() -> clap::Command {
+    Which::augment_subcommands(clap::Command::new("bench"))
+}
+
+impl Which {
+    fn run(&self) -> Result<()> {
+        match self {
+            Self::Daemon(arguments) => daemon::run(arguments),
+            Self::Decide(arguments) => decide::run(arguments),
+            Self::Dsm(arguments) => dsm::run(arguments),
+            Self::Fleet(arguments) => fleet::run(arguments),
+            Self::Lab(arguments) => lab::run(arguments),
+            Self::Memory(arguments) => memory::run(arguments),
+            Self::Migrate(arguments) => migrate::run(arguments),
+            Self::Nuioa(arguments) => nuioa::run(arguments),
+            Self::Runtimes(arguments) => runtimes::run(arguments),
+            Self::Topology(arguments) => topology::run(arguments),
+            Self::Vprobe(arguments) => vprobe::run(arguments),
+        }
+    }
+}
+
+/// Benchmarks with a short form that runs on this machine itself.
+pub const SMOKE_HERE: [&str; 4] = ["daemon", "decide", "dsm", "fleet"];
+/// Those whose short form boots a lab server, or two.
+pub const SMOKE_IN_LAB: [&str; 7] = ["lab", "memory", "migrate", "nuioa", "runtimes", "topology", "vprobe"];
+
+/// The short form of a benchmark.
+pub fn smoke(name: &str) -> Result<()> {
+    println!("short form of {name}");
+    let matches = list().try_get_matches_from(["bench", name, "--smoke"])?;
+    Which::from_arg_matches(&matches)?.run()
 }
 
 /// The commit that is measured, if this is a checkout.
@@ -191,6 +156,11 @@ fn commit() -> String {
     if clean { commit } else { commit + " with changes" }
 }
 
+/// Builds programs, of packages: as users have them, or for a short form as tests do.
+fn build(smoke: bool, programs: &[(&str, &str)]) -> Result<Vec<PathBuf>> {
+    Ok(if smoke { build_binaries(programs) } else { build_release_binaries(programs) }?)
+}
+
 /// Runs a program that measures or judges. What it ends with says whether goals are missed.
 fn judged(program: &mut Command) -> Result<()> {
     let name = program.get_program().to_string_lossy().into_owned();
@@ -198,11 +168,11 @@ fn judged(program: &mut Command) -> Result<()> {
     ending::of(&name, status)
 }
 
-/// The goals of a report, each with a `name`, a `value` that is null if it was not measured, and `met`.
+/// Prints the goals of a report, and checks them.
 fn check_goals(report: &Value) -> Result<()> {
-    let goals = report["goals"].as_array().context("a report without goals")?;
-    let outcome = |goal: &Value| goal["met"].as_bool().filter(|_| !goal["value"].is_null());
-    goals::check(goals.iter().map(|goal| (goal["name"].as_str().unwrap_or_default(), outcome(goal))))
+    let goals: Vec<Limit> = serde_json::from_value(report["goals"].clone()).context("goals of the report")?;
+    goals.iter().for_each(|goal| println!("{goal}"));
+    check_limits(&goals)
 }
 
 /// Writes a report and says where.
@@ -215,4 +185,22 @@ fn write_report(name: &str, report: &impl Serialize) -> Result<()> {
     // Not among what may be read by a program.
     eprintln!("report: {}", path.display());
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_benchmark_has_a_short_form() {
+        let mut names: Vec<&str> = SMOKE_HERE.into_iter().chain(SMOKE_IN_LAB).collect();
+        names.sort_unstable();
+        let list = list();
+        let known: Vec<&str> = list.get_subcommands().map(clap::Command::get_name).collect();
+        assert_eq!(names, known);
+        for name in names {
+            let matches = list.clone().try_get_matches_from(["bench", name, "--smoke"]);
+            assert!(matches.is_ok_and(|matches| Which::from_arg_matches(&matches).is_ok()), "{name}");
+        }
+    }
 }

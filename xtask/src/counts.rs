@@ -16,8 +16,8 @@ const LIMITS: [(&str, usize); 6] = [
     ("circles of imports", 10),
     ("imports upwards", 0),
     ("fields of the daemon's Core", 14),
-    ("functions over 70 lines", 6),
-    ("lines of Rust outside tests", 118_232),
+    ("functions over 70 lines", 0),
+    ("lines of Rust outside tests", 118_910),
     ("lines of ARCHITECTURE.md", 200),
 ];
 

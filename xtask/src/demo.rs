@@ -52,6 +52,9 @@ pub struct Arguments {
     /// Run on the emulated server, without asking
     #[arg(long, conflicts_with = "here")]
     lab: bool,
+    /// On a server without an IOMMU: pass no disk through
+    #[arg(long)]
+    without_disk: bool,
     /// Fail unless the report has what the demonstration claims
     #[arg(long, hide = true)]
     check: bool,
@@ -63,7 +66,8 @@ pub struct Arguments {
 impl Arguments {
     /// For `vnuma-demo host`, with the places of the report, the picture and the log.
     fn of_host(&self, [report, picture, log]: [&Path; 3]) -> Vec<String> {
-        vec![
+        let disk = self.without_disk.then(|| "--without-disk".to_owned());
+        let words = [
             "--claim".to_owned(),
             format!("--seconds={}", self.seconds),
             format!("--period-ms={}", self.period_ms),
@@ -71,7 +75,8 @@ impl Arguments {
             format!("--report={}", report.display()),
             format!("--picture={}", picture.display()),
             format!("--log={}", log.display()),
-        ]
+        ];
+        words.into_iter().chain(disk).collect()
     }
 }
 

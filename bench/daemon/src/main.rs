@@ -27,16 +27,20 @@ mod readers;
 mod row;
 mod rpc;
 mod vms;
+mod yardstick;
 
 use anyhow::Context;
 use clap::{Parser, Subcommand};
-use figures::{Goal, Row, goals};
+use figures::{Row, goals};
 use growth::Growth;
 use readers::Clients;
 use row::Plan;
 use serde::Serialize;
 use std::{path::PathBuf, process::ExitCode, time::Duration};
-use vnuma_bench_figures::{ending, goals as all_goals};
+use vnuma_bench_figures::{
+    ending,
+    goals::{Limit, check_limits},
+};
 
 #[derive(Parser)]
 #[command(name = "bench-daemon", about = "What vnumad costs with hundreds of VMs")]
@@ -55,11 +59,14 @@ enum Command {
         /// Longer windows, and more rows
         #[arg(long)]
         full: bool,
+        /// A few VMs for some seconds, which say only that it works
+        #[arg(long, conflicts_with = "full")]
+        smoke: bool,
         /// One row only: BACKEND,LOCATIONS,VMS,MOVES_PER_S[,scrapers]
         #[arg(long, value_name = "ROW")]
         only: Option<String>,
         /// How the cost of a move grows with the number of VMs, and no row
-        #[arg(long, conflicts_with_all = ["full", "only"])]
+        #[arg(long, conflicts_with_all = ["full", "smoke", "only"])]
         growth: bool,
         /// Seconds of each window
         #[arg(long)]
@@ -87,10 +94,12 @@ enum Command {
 struct Report {
     source: &'static str,
     configuration: Configuration,
+    /// What the system calls of a move cost by themselves, before the rows and after them.
+    yardstick_us: [f64; 2],
     rows: Vec<Row>,
     /// `None`: not asked for.
     growth: Option<Growth>,
-    goals: Vec<Goal>,
+    goals: Vec<Limit>,
 }
 
 #[derive(Serialize)]
@@ -117,6 +126,14 @@ const REDUCED: [Wanted; 6] = [
     ("libvirt", "bpf", 200, 500, Clients::Scrapers),
     ("qmp", "bpf", 1000, 500, Clients::Readers),
     ("qmp", "poll", 500, 1000, Clients::Readers),
+];
+
+/// Of each kind one, so small that nothing can be judged.
+const SMOKE: [Wanted; 4] = [
+    ("qmp", "bpf", 10, 100, Clients::Readers),
+    ("libvirt", "bpf", 5, 50, Clients::Readers),
+    ("qmp", "poll", 10, 100, Clients::Readers),
+    ("qmp", "bpf", 5, 50, Clients::Scrapers),
 ];
 
 /// Of the reference.
@@ -146,17 +163,19 @@ fn run(command: Command) -> anyhow::Result<()> {
             println!("{}", serde_json::to_string(&compared::measure(&vnumad, &beside)?)?);
             Ok(())
         }
-        Command::Run { vnumad, full, only, growth, seconds, log } => {
-            let seconds = seconds.unwrap_or(if full { 60 } else { 20 });
-            let (only_growth, growth) = (growth, growth || only.is_none());
+        Command::Run { vnumad, full, smoke, only, growth, seconds, log } => {
+            let seconds = seconds.unwrap_or(if full { 60 } else { 20 - 18 * u64::from(smoke) });
+            let (only_growth, growth) = (growth, growth || only.is_none() && !smoke);
             let rows = match only {
                 Some(row) => vec![parse_row(&row)?],
                 None if only_growth => Vec::new(),
                 None if full => FULL.into(),
+                None if smoke => SMOKE.into(),
                 None => REDUCED.into(),
             };
             let window = Duration::from_secs(seconds);
             let load_average_before = load_average();
+            let before_us = yardstick::measure()?;
             let mut measured = Vec::new();
             for (number, &(backend, locations, vms, moves_per_s, clients)) in rows.iter().enumerate() {
                 eprintln!(
@@ -179,8 +198,11 @@ fn run(command: Command) -> anyhow::Result<()> {
                 measured.push(row);
             }
             let growth = growth.then(|| growth::measure(&vnumad, log.as_deref())).transpose()?;
+            let yardstick_us = [before_us, yardstick::measure()?];
+            eprintln!("yardstick: {yardstick_us:.2?} us of CPU time for the system calls of a move");
             let report = Report {
                 source: "measured",
+                yardstick_us,
                 configuration: Configuration {
                     full,
                     kernel: nix::sys::utsname::uname()?.release().to_string_lossy().into_owned(),
@@ -192,14 +214,12 @@ fn run(command: Command) -> anyhow::Result<()> {
                     load_average_before,
                     load_average_after: load_average(),
                 },
-                goals: goals(&measured, growth.as_ref()),
+                goals: if smoke { Vec::new() } else { goals(&measured, growth.as_ref(), yardstick_us) },
                 rows: measured,
                 growth,
             };
             println!("{}", serde_json::to_string(&report)?);
-            all_goals::check(
-                report.goals.iter().map(|goal| (goal.name.as_str(), goal.value.map(|_| goal.met))),
-            )
+            check_limits(&report.goals)
         }
     }
 }
@@ -224,7 +244,7 @@ fn parse_row(text: &str) -> anyhow::Result<Wanted> {
 /// Of the last minute, of the whole machine.
 fn load_average() -> f64 {
     let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    text.split(' ').next().and_then(|first| first.parse().ok()).unwrap_or(f64::NAN)
+    text.split(' ').next().and_then(|first| first.parse().ok()).unwrap_or_default()
 }
 
 #[cfg(test)]

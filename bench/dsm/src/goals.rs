@@ -1,6 +1,7 @@
 //! What is expected, and whether it was seen. All figures of a goal are of one run.
 
-use crate::report::{Answer, Goal, Mix, Program, Report, Row};
+use crate::report::{Answer, Mix, Program, Report, Row};
+use vnuma_bench_figures::goals::Limit;
 
 /// Most that a row may take, in floors.
 const HIT: f64 = 1.3;
@@ -25,37 +26,29 @@ fn row<'a>(report: &'a Report, mode: &str, access: Option<&str>, threads: usize)
     })
 }
 
-fn at_most(name: String, value: Option<f64>, limit: f64) -> Goal {
-    Goal { name, met: value.is_some_and(|value| value <= limit), value, at_most: Some(limit), at_least: None }
-}
-
-fn at_least(name: String, value: Option<f64>, limit: f64) -> Goal {
-    Goal { name, met: value.is_some_and(|value| value >= limit), value, at_most: None, at_least: Some(limit) }
-}
-
 /// All goals. A figure that is missing meets none.
-pub fn all(report: &Report) -> Vec<Goal> {
+pub fn all(report: &Report) -> Vec<Limit> {
     let mut goals = Vec::new();
     for (access, limit) in [("write-nonowner-hint", HIT), ("write-nonowner-miss", MISS)] {
         let row = row(report, "default", Some(access), 1);
         let floor = row.and_then(|row| row.floor_us);
         let value = row.zip(floor).map(|(row, floor)| row.p50_us / floor.p50);
-        goals.push(at_most(format!("tcp {access}: p50 by the floor's"), value, limit));
+        goals.push(Limit::at_most(format!("tcp {access}: p50 by the floor's"), value, limit));
         let value = row.map(|row| row.p90_us / row.p50_us);
         let limit = floor.map_or(SPREAD, |floor| SPREAD.max(SPREAD_OF_FLOOR * floor.p90 / floor.p50));
-        goals.push(at_most(format!("tcp {access}: P90 by P50"), value, limit));
+        goals.push(Limit::at_most(format!("tcp {access}: P90 by P50"), value, limit));
     }
     let single = |mode: &str| {
         let found = report.mix.iter().find(|mix: &&Mix| mix.transport == "tcp" && mix.mode == mode);
         found.map(|mix| mix.typical_us)
     };
     let faster = single("ivy").zip(single("default")).map(|(ivy, default)| ivy / default);
-    goals.push(at_least("tcp: non-owner writes of a mix, ivy by default".to_owned(), faster, FASTER));
+    goals.push(Limit::at_least("tcp: non-owner writes of a mix, ivy by default".to_owned(), faster, FASTER));
     for access in ["read-owner", "read-nonowner", "write-owner", "write-nonowner-hint", "write-nonowner-miss"]
     {
         let rate = |threads| row(report, "default", Some(access), threads).map(|row| row.faults_per_s);
         let value = rate(16).zip(rate(2)).map(|(many, two)| many / two);
-        goals.push(at_least(format!("tcp {access}: faults per second, 16 threads by 2"), value, 1.0));
+        goals.push(Limit::at_least(format!("tcp {access}: faults per second, 16 threads by 2"), value, 1.0));
     }
     for program in ["pagerank", "false-sharing"] {
         let bytes = |mode: &str| {
@@ -63,10 +56,10 @@ pub fn all(report: &Report) -> Vec<Goal> {
             report.programs.iter().find(same).and_then(|one| one.bytes).map(|bytes| bytes as f64)
         };
         let value = bytes("default").zip(bytes("ivy")).map(|(default, ivy)| default / ivy);
-        goals.push(at_most(format!("tcp {program}: bytes by ivy's"), value, BYTES));
+        goals.push(Limit::at_most(format!("tcp {program}: bytes by ivy's"), value, BYTES));
     }
     let slowest = report.faulty_peers.iter().map(|answer: &Answer| answer.seconds).reduce(f64::max);
-    goals.push(at_most(
+    goals.push(Limit::at_most(
         "seconds until survivors of a faulty peer have an answer".to_owned(),
         slowest,
         ANSWER_S,

@@ -19,8 +19,14 @@ mod transport;
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use std::{fs, net::Ipv4Addr, path::PathBuf, process::ExitCode, time::Duration};
-use vnuma_bench_figures::{ending, goals as all_goals};
+use std::{
+    fs,
+    net::Ipv4Addr,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::Duration,
+};
+use vnuma_bench_figures::{ending, goals::check_limits};
 
 #[derive(Parser)]
 #[command(
@@ -70,11 +76,21 @@ struct Arguments {
     /// Only the rows of these modes, and the floor
     #[arg(long, value_name = "MODE", value_delimiter = ',')]
     modes: Vec<String>,
+    /// One transport and few faults, which say only that it works
+    #[arg(long)]
+    smoke: bool,
     /// This process keeps its CPU from sleeping
     #[arg(long, hide = true)]
     keep_awake: bool,
     #[command(flatten)]
     seat: cluster::Seat,
+}
+
+impl Arguments {
+    /// Of the short form.
+    fn reduced(self) -> Self {
+        Self { rounds: 100, passes: 1, repeats: 1, bytes: 1 << 20, only: vec!["tcp".to_owned()], ..self }
+    }
 }
 
 fn main() -> ExitCode {
@@ -88,6 +104,7 @@ fn run(arguments: Arguments) -> Result<()> {
     if arguments.seat.serve()? {
         return Ok(());
     }
+    let arguments = if arguments.smoke { arguments.reduced() } else { arguments };
     let mut report = report::Report::new();
     place::measured()?;
     if let Some(address) = arguments.rdma {
@@ -108,28 +125,7 @@ fn run(arguments: Arguments) -> Result<()> {
     place::anywhere()?;
     report.faulty_peers = faulty::all().context("faulty peers")?;
     if let Some(dsm_run) = &arguments.dsm_run {
-        eprintln!("bench-dsm: programs");
-        report.programs = programs::dsm(dsm_run, arguments.repeats, &mut report.failures);
-        let without = programs::without_parts(dsm_run, arguments.repeats, &mut report.failures);
-        report.programs.extend(without);
-        for kind in peer::ALL.into_iter().filter(wanted) {
-            if let Some(rate) = programs::hint_rate(&report.programs, kind.name()) {
-                place::measured()?;
-                let _awake = place::Awake::begin()?;
-                report.mix.extend(protocol::mix(kind, rate, arguments.passes)?);
-                place::anywhere()?;
-            }
-        }
-        for kind in peer::ALL.into_iter().filter(wanted) {
-            let recordings = replay::record(dsm_run, kind).context("recording programs")?;
-            place::measured()?;
-            let _awake = place::Awake::begin()?;
-            match replay::measure(kind, &recordings) {
-                Ok(replays) => report.replays.extend(replays),
-                Err(error) => report.failures.push(format!("replaying programs, {}: {error:#}", kind.name())),
-            }
-            place::anywhere()?;
-        }
+        run_programs(&arguments, dsm_run, &wanted, &mut report)?;
     }
     match &arguments.mpi {
         Some(mpi) => {
@@ -149,8 +145,43 @@ fn run(arguments: Arguments) -> Result<()> {
     ensure!(report.failures.is_empty(), "{} programs failed", report.failures.len());
     // What was not asked for is not missing.
     let is_whole = arguments.only.is_empty() && arguments.modes.is_empty() && arguments.dsm_run.is_some();
-    let judged = report.goals.iter().filter(|goal| is_whole || goal.value.is_some());
-    all_goals::check(judged.map(|goal| (goal.name.as_str(), goal.value.map(|_| goal.met))))
+    report.goals.retain(|goal| is_whole || goal.value.is_some());
+    if arguments.smoke {
+        return Ok(());
+    }
+    check_limits(&report.goals)
+}
+
+/// What programs do on each transport, and what they touched.
+fn run_programs(
+    arguments: &Arguments,
+    dsm_run: &Path,
+    wanted: &dyn Fn(&peer::Kind) -> bool,
+    report: &mut report::Report,
+) -> Result<()> {
+    eprintln!("bench-dsm: programs");
+    report.programs = programs::dsm(dsm_run, arguments.repeats, &mut report.failures);
+    let without = programs::without_parts(dsm_run, arguments.repeats, &mut report.failures);
+    report.programs.extend(without);
+    for kind in peer::ALL.into_iter().filter(|kind| wanted(kind)) {
+        if let Some(rate) = programs::hint_rate(&report.programs, kind.name()) {
+            place::measured()?;
+            let _awake = place::Awake::begin()?;
+            report.mix.extend(protocol::mix(kind, rate, arguments.passes)?);
+            place::anywhere()?;
+        }
+    }
+    for kind in peer::ALL.into_iter().filter(|kind| wanted(kind)) {
+        let recordings = replay::record(dsm_run, kind).context("recording programs")?;
+        place::measured()?;
+        let _awake = place::Awake::begin()?;
+        match replay::measure(kind, &recordings) {
+            Ok(replays) => report.replays.extend(replays),
+            Err(error) => report.failures.push(format!("replaying programs, {}: {error:#}", kind.name())),
+        }
+        place::anywhere()?;
+    }
+    Ok(())
 }
 
 /// Rows of RDMA without times.
@@ -181,11 +212,14 @@ fn faults(arguments: &Arguments, kind: peer::Kind, report: &mut report::Report) 
     let mut request = [0; floor::REQUEST];
     request[0] = peer::Ask::Page as u8;
     let stack = parts::stack(kind, &request, arguments.rounds)?.p50;
-    let p50 = |quantiles: &Option<report::Quantiles>| quantiles.map_or(f64::NAN, |quantiles| quantiles.p50);
-    let (local_fault, wake_up) = (p50(&report.local_fault_us), p50(&report.wake_up_us));
+    let p50 = |quantiles: Option<report::Quantiles>| {
+        quantiles.map(|quantiles| quantiles.p50).context("not measured")
+    };
+    let local_fault = p50(report.local_fault_us).context("a local fault")?;
+    let wake_up = p50(report.wake_up_us).context("a wake-up")?;
     let of_this =
         |row: &&report::Row| row.transport == kind.name() && row.mode == "floor" && row.spin_us == 0;
-    let floor = report.rows.iter().find(of_this).map_or(f64::NAN, |row| row.p50_us);
+    let floor = report.rows.iter().find(of_this).context("the floor was not measured")?.p50_us;
     let sum = local_fault + stack + 2.0 * wake_up;
     report.floor_parts.push(report::Parts {
         transport: kind.name(),

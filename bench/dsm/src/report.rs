@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 use std::time::Duration;
-use vnuma_bench_figures::stats::Samples;
+use vnuma_bench_figures::{goals::Limit, stats::Samples};
 
 /// Everything that was measured: wall clock, on this machine.
 #[derive(Serialize)]
@@ -27,7 +27,7 @@ pub struct Report {
     pub faulty_peers: Vec<Answer>,
     /// Programs that did not end with the right result.
     pub failures: Vec<String>,
-    pub goals: Vec<Goal>,
+    pub goals: Vec<Limit>,
 }
 
 /// What it was measured on.
@@ -170,18 +170,6 @@ pub struct Answer {
     pub reason: String,
 }
 
-/// What is expected.
-#[derive(Serialize)]
-pub struct Goal {
-    pub name: String,
-    pub value: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub at_most: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub at_least: Option<f64>,
-    pub met: bool,
-}
-
 /// Remote page faults.
 #[derive(Serialize)]
 pub struct Row {
@@ -297,12 +285,7 @@ impl Report {
         for failure in &self.failures {
             println!("FAILED: {failure}");
         }
-        for Goal { name, value, at_most, at_least, met } in &self.goals {
-            let (limit, word) =
-                (at_most.or(*at_least).unwrap_or(f64::NAN), if at_most.is_some() { "most" } else { "least" });
-            let value = value.map_or("not measured".to_owned(), |value| format!("{value:.2}"));
-            println!("{:<7} {name}: {value}, at {word} {limit:.2}", if *met { "met" } else { "MISSED" });
-        }
+        self.goals.iter().for_each(|goal| println!("{goal}"));
     }
 
     fn print_faults(&self) {
@@ -348,6 +331,10 @@ impl Report {
                  wake-ups of {wake_up:.1} are {sum:.1}"
             );
         }
+        self.print_writes();
+    }
+
+    fn print_writes(&self) {
         for Mix { transport, mode, hint_rate, hint_us, miss_us, typical_us } in &self.mix {
             println!(
                 "non-owner writes of a mix, {transport} {mode}: hints find {:.1} %; {hint_us:.1} us and {miss_us:.1} us, \

@@ -2,7 +2,8 @@
 
 use crate::ending::Missed;
 use anyhow::{Result, bail};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+use std::fmt;
 
 /// A goal and what was found.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -13,6 +14,58 @@ pub struct Goal {
     pub found: String,
     /// Is it met?
     pub met: bool,
+}
+
+/// A figure that is to keep a limit.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Limit {
+    /// Which figure.
+    pub name: String,
+    /// None: it was not measured.
+    pub value: Option<f64>,
+    /// Either this ...
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at_most: Option<f64>,
+    /// ... or this is wanted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at_least: Option<f64>,
+    /// Is it kept? Not by a figure that is missing.
+    pub met: bool,
+}
+
+impl Limit {
+    /// Of a figure that is to be at most so much.
+    pub fn at_most(name: impl Into<String>, value: Option<f64>, limit: f64) -> Self {
+        let met = value.is_some_and(|value| value <= limit);
+        Self { name: name.into(), value, at_most: Some(limit), at_least: None, met }
+    }
+
+    /// Of a figure that is to be at least so much.
+    pub fn at_least(name: impl Into<String>, value: Option<f64>, limit: f64) -> Self {
+        let met = value.is_some_and(|value| value >= limit);
+        Self { name: name.into(), value, at_most: None, at_least: Some(limit), met }
+    }
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, value, at_most, at_least, met } = self;
+        let round = |value: f64| (value * 1e4).round() / 1e4;
+        let word = match value {
+            None => "UNKNOWN",
+            Some(_) if *met => "met",
+            Some(_) => "MISSED",
+        };
+        let value = value.map_or("not measured".to_owned(), |value| round(value).to_string());
+        write!(f, "{word:<7} {name}: {value}")?;
+        at_most.map_or(Ok(()), |limit| write!(f, ", at most {}", round(limit)))?;
+        at_least.map_or(Ok(()), |limit| write!(f, ", at least {}", round(limit)))
+    }
+}
+
+/// As [`check`].
+pub fn check_limits(limits: &[Limit]) -> Result<()> {
+    check(limits.iter().map(|limit| (limit.name.as_str(), limit.value.map(|_| limit.met))))
 }
 
 /// Prints all of them. [`Missed`] if one is.
@@ -57,5 +110,18 @@ mod tests {
         let unknown = check([("a", None), ("b", Some(false))]).expect_err("one is not measured");
         assert!(!unknown.is::<Missed>());
         assert_eq!(unknown.to_string(), "not measured: a");
+    }
+
+    #[test]
+    fn a_limit_says_what_was_found() {
+        let shown = |limit: Limit| limit.to_string();
+        assert_eq!(shown(Limit::at_most("a", Some(1.23456), 2.0)), "met     a: 1.2346, at most 2");
+        assert_eq!(shown(Limit::at_least("a", Some(1.0), 2.0)), "MISSED  a: 1, at least 2");
+        assert_eq!(shown(Limit::at_most("a", None, 2.0)), "UNKNOWN a: not measured, at most 2");
+        let text = r#"{"name":"a","value":null,"at_most":2.0,"met":false}"#;
+        let read: Limit = serde_json::from_str(text).expect("as reports have it");
+        assert_eq!(read, Limit::at_most("a", None, 2.0));
+        assert_eq!(serde_json::to_string(&read).expect("JSON"), text);
+        assert!(!check_limits(&[read]).expect_err("not measured").is::<Missed>());
     }
 }

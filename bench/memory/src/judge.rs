@@ -6,14 +6,12 @@ use crate::{
 };
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
-use std::{
-    fs,
-    io::{BufRead, BufReader},
-    path::{Path, PathBuf},
-};
+use serde_json::json;
+use std::path::Path;
 use vnuma_bench_common::{
-    goals::{self as all_goals, Goal},
+    goals::Goal,
     judging::{percent, profiles},
+    report::{Bench, Files},
     stats::median,
 };
 use vnuma_lab_pricing::{CounterProfile, by_name, price};
@@ -27,15 +25,8 @@ const LATE_PERIODS: usize = 2;
 
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// What the server printed
-    #[arg(long)]
-    raw: PathBuf,
-    /// Folder for report.json and report.svg
-    #[arg(long)]
-    directory: PathBuf,
-    /// What was measured
-    #[arg(long)]
-    commit: String,
+    #[command(flatten)]
+    files: Files,
     /// It is to have the cells of the full form
     #[arg(long)]
     full: bool,
@@ -92,63 +83,69 @@ pub struct SizeRow {
     pub to_never_changed: Option<f64>,
 }
 
-#[derive(Serialize)]
-struct Report<'a> {
-    source: &'static str,
-    commit: &'a str,
-    machine: &'static str,
-    server: &'a raw::Server,
-    goals: &'a [Goal],
-    rows: &'a [Row],
-    sizes: &'a [SizeRow],
-    cells: &'a [Cell],
-    size_cells: &'a [SizeCell],
+/// What was measured.
+struct Measured {
+    full: bool,
+    server: raw::Server,
+    cells: Vec<Cell>,
+    size_cells: Vec<SizeCell>,
+    sizes: Vec<SizeRow>,
 }
 
-/// Writes report and picture, prints the table. An error if goals are missed.
-pub fn run(arguments: &Arguments) -> Result<()> {
-    let (server, cells, size_cells) = read(&arguments.raw)?;
-    let (mut rows, mut sizes) = (Vec::new(), Vec::new());
-    for profile in profiles(&server.profile)? {
-        rows.extend(rows_of(&cells, &server, &profile)?);
-        sizes.extend(sizes_of(&size_cells, &profile)?);
-    }
-    ensure!(!rows.is_empty() || !sizes.is_empty(), "{}: no cell was measured", arguments.raw.display());
-    let mut goals = judge(&rows, arguments.full);
-    goals.extend(judge_sizes(&sizes));
-    let report = Report {
-        source: "cycles are modelled: the lab's counters, priced under the profile of each row; where pages are is measured",
-        commit: &arguments.commit,
-        machine: "2n8c",
-        server: &server,
-        goals: &goals,
-        rows: &rows,
-        sizes: &sizes,
-        cells: &cells,
-        size_cells: &size_cells,
-    };
-    let path = arguments.directory.join("report.json");
-    let text = serde_json::to_string_pretty(&report)? + "\n";
-    fs::write(&path, text).with_context(|| path.display().to_string())?;
-    let picture = arguments.directory.join("report.svg");
-    crate::picture::draw(&cells, &picture)?;
-    print!("{}{}", table(&rows), size_table(&sizes));
-    println!("report: {}\npicture: {}", path.display(), picture.display());
-    all_goals::print(&goals)
-}
-
-fn read(path: &Path) -> Result<(raw::Server, Vec<Cell>, Vec<SizeCell>)> {
-    let file = fs::File::open(path).with_context(|| path.display().to_string())?;
-    let (mut server, mut cells, mut sizes) = (None, Vec::new(), Vec::new());
-    for (number, line) in BufReader::new(file).lines().enumerate() {
-        let place = || format!("{}:{}", path.display(), number + 1);
-        match serde_json::from_str(&line.with_context(place)?).with_context(place)? {
+/// Reads what was measured, and judges it.
+pub fn run(Arguments { files, full }: &Arguments) -> Result<()> {
+    let raw = files.read()?;
+    let (mut server, mut cells, mut size_cells) = (None, Vec::new(), Vec::new());
+    for line in raw.lines {
+        match line {
             Line::Server(line) => server = Some(line),
             Line::Cell(cell) => cells.push(cell),
-            Line::Size(cell) => sizes.push(cell),
+            Line::Size(cell) => size_cells.push(cell),
         }
     }
-    Ok((server.with_context(|| format!("{}: no server", path.display()))?, cells, sizes))
+    let server: raw::Server = server.context("no server")?;
+    let mut sizes = Vec::new();
+    for profile in profiles(&server.profile)? {
+        sizes.extend(sizes_of(&size_cells, &profile)?);
+    }
+    files.judge(&Measured { full: *full, server, cells, size_cells, sizes }, &raw.again)
+}
+
+impl Bench for Measured {
+    type Row = Row;
+    const SOURCE: &'static str = "cycles are modelled: the lab's counters, priced under the profile of each row; where pages are is measured";
+    const MACHINE: &'static str = "2n8c";
+
+    fn price(&self) -> Result<Vec<Row>> {
+        let mut rows = Vec::new();
+        for profile in profiles(&self.server.profile)? {
+            rows.extend(rows_of(&self.cells, &self.server, &profile)?);
+        }
+        ensure!(!rows.is_empty() || !self.sizes.is_empty(), "no cell was measured");
+        Ok(rows)
+    }
+
+    fn figure(row: &Row) -> (String, f64) {
+        let name = [row.workload, row.cause.name(), row.policy.name(), &row.profile].join(", ");
+        (name, row.cycles_per_op)
+    }
+
+    fn goals(&self, rows: &[Row]) -> Vec<Goal> {
+        judge(rows, self.full).into_iter().chain(judge_sizes(&self.sizes)).collect()
+    }
+
+    fn more(&self, _: &[Row]) -> impl Serialize {
+        let Self { server, cells, size_cells, sizes, .. } = self;
+        json!({"server": server, "sizes": sizes, "cells": cells, "size_cells": size_cells})
+    }
+
+    fn table(&self, rows: &[Row]) -> String {
+        table(rows) + &size_table(&self.sizes)
+    }
+
+    fn draw(&self, _: &[Row], path: &Path) -> Result<()> {
+        crate::picture::draw(&self.cells, path)
+    }
 }
 
 /// Cycles of an operation; none if nothing was done.

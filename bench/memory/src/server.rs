@@ -13,12 +13,13 @@ use crate::{
 };
 use anyhow::{Context, Result, ensure};
 use std::{
-    fs,
-    io::Write,
-    thread,
+    fs, thread,
     time::{Duration, Instant},
 };
-use vnuma_bench_common::host::{Numad, affine, balance};
+use vnuma_bench_common::{
+    cells::{Cells, print},
+    host::{Numad, affine, balance},
+};
 use vnuma_lab_pricing::{CounterProfile, by_name};
 
 /// Passes of STREAM under which the dilation is measured.
@@ -41,95 +42,121 @@ pub struct Arguments {
     /// Run a store as well as STREAM, as the full form does
     #[arg(long)]
     store: bool,
+    /// One cell of each kind, with few and short periods
+    #[arg(long, conflicts_with = "full")]
+    smoke: bool,
+}
+
+/// How much a cell has.
+#[derive(Clone, Copy)]
+struct Size {
+    store: bool,
+    periods: usize,
+    /// The shortest period, seconds of the server.
+    shortest_s: f64,
+}
+
+impl Arguments {
+    /// What is named is measured, whatever the form has.
+    fn cells(&self) -> Vec<(Cause, Policy)> {
+        let Self { cause, policy, size, .. } = self;
+        if self.smoke {
+            return vec![(Cause::FirstTouch, Policy::Adaptive)];
+        }
+        cells(self.full || !policy.is_empty())
+            .filter(|(one, _)| (cause.is_empty() && size.is_empty()) || cause.contains(one))
+            .filter(|(_, one)| policy.is_empty() || policy.contains(one))
+            .collect()
+    }
+
+    /// Who names causes or policies wants nothing else.
+    fn sizes(&self) -> Vec<(SizeCause, Means)> {
+        if self.smoke {
+            return vec![(SizeCause::Grow, Means::Balloon)];
+        }
+        let is_wanted = |one: &SizeCause| match self.size.is_empty() {
+            true => self.cause.is_empty() && self.policy.is_empty(),
+            false => self.size.contains(one),
+        };
+        let causes = SizeCause::ALL.into_iter().filter(is_wanted);
+        causes.flat_map(|cause| Means::ALL.map(|means| (cause, means))).collect()
+    }
 }
 
 /// Prints a line of JSON for each cell.
 pub fn run(arguments: &Arguments) -> Result<()> {
-    let Arguments { cause, policy, size, full, store } = arguments;
-    // What is named is measured, whatever the form has.
-    let all = *full || !policy.is_empty();
-    let store = *full || *store;
-    let wanted: Vec<(Cause, Policy)> = cells(all)
-        .filter(|(one, _)| (cause.is_empty() && size.is_empty()) || cause.contains(one))
-        .filter(|(_, one)| policy.is_empty() || policy.contains(one))
-        .collect();
-    // Who names causes or policies wants nothing else.
-    let sizes = SizeCause::ALL.into_iter().filter(|one| match size.is_empty() {
-        true => cause.is_empty() && policy.is_empty(),
-        false => size.contains(one),
-    });
+    let store = arguments.full || arguments.store;
+    let size = match arguments.smoke {
+        true => Size { store, periods: 2, shortest_s: 1.0 },
+        false => Size { store, periods: PERIODS, shortest_s: PERIODS_S.0 },
+    };
     let header = lab_count::server::header()?;
-    let profile = by_name(header.profile_name())?;
+    let mut server = Server { profile: by_name(header.profile_name())?, size, period_s: None };
     affine(0, HOST_CPUS)?;
     balance(false)?;
-    let (mut period_s, mut failed) = (None, Vec::new());
+    let (wanted, mut cells) = (arguments.cells(), Cells::default());
     for cause in Cause::ALL {
-        let policies: Vec<Policy> =
-            wanted.iter().filter(|(one, _)| *one == cause).map(|(_, policy)| *policy).collect();
-        if policies.is_empty() {
-            continue;
-        }
-        eprintln!("{}: starting its VM", cause.name());
-        let mut machine = Machine::start(cause).with_context(|| cause.name().to_owned())?;
-        let period_s = match period_s {
-            Some(period_s) => period_s,
-            None => {
-                let length_s = introduce(&mut machine, &profile)?;
-                *period_s.insert(length_s)
-            }
-        };
-        for policy in policies {
+        // All policies have one VM, but for those after a cell that failed.
+        let mut machine = None;
+        for (_, policy) in wanted.iter().filter(|(one, _)| *one == cause) {
             let name = format!("{}, {}", cause.name(), policy.name());
-            let began = Instant::now();
-            // The others are worth having all the same.
-            match cell(&mut machine, (cause, policy), period_s, store).with_context(|| name.clone()) {
-                Ok(cell) => {
-                    eprintln!(
-                        "{name}: {} s, {} of {} MiB are displaced",
-                        began.elapsed().as_secs(),
-                        cell.displaced >> 20,
-                        cell.resident >> 20
-                    );
-                    print(&Line::Cell(cell))?;
-                }
-                Err(error) => {
-                    eprintln!("{error:#}");
-                    failed.push(name);
-                }
-            }
+            cells.measure(&name, || server.cell(&mut machine, (cause, *policy)))?;
         }
     }
-    let sizes: Vec<_> = sizes.collect();
-    if period_s.is_none() && !sizes.is_empty() {
-        introduce(&mut Machine::sized(Means::NeverChanged)?, &profile)?;
-    }
-    for (cause, means) in sizes.into_iter().flat_map(|cause| Means::ALL.map(|means| (cause, means))) {
+    for (cause, means) in arguments.sizes() {
         let name = format!("{}, {}", cause.name(), means.name());
-        match size::cell(cause, means).with_context(|| name.clone()) {
-            Ok(cell) => {
-                eprintln!("{name}: {:?} MiB are free on the guest's nodes", cell.free_mib);
-                print(&Line::Size(cell))?;
-            }
-            Err(error) => {
-                eprintln!("{error:#}");
-                failed.push(name);
-            }
-        }
+        cells.measure(&name, || server.size_cell(cause, means))?;
     }
-    ensure!(failed.is_empty(), "cells that failed: {}", failed.join("; "));
-    Ok(())
+    cells.end()
 }
 
-fn print(line: &Line) -> Result<()> {
-    let mut out = std::io::stdout().lock();
-    writeln!(out, "{}", serde_json::to_string(line)?)?;
-    Ok(out.flush()?)
+/// What all cells have in common.
+struct Server {
+    profile: CounterProfile,
+    size: Size,
+    /// Once it is known.
+    period_s: Option<f64>,
+}
+
+impl Server {
+    /// In the VM that there is. It is another one after a cell that failed, as whatever made it fail may still be there.
+    fn cell(&mut self, machine: &mut Option<Machine>, which: (Cause, Policy)) -> Result<(Line, String)> {
+        let mut one = match machine.take() {
+            Some(machine) => machine,
+            None => {
+                eprintln!("{}: starting its VM", which.0.name());
+                Machine::start(which.0)?
+            }
+        };
+        let period_s = self.period_s(&mut one)?;
+        let cell = cell(&mut one, which, period_s, self.size)?;
+        *machine = Some(one);
+        let shown = format!("{} of {} MiB are displaced", cell.displaced >> 20, cell.resident >> 20);
+        Ok((Line::Cell(cell), shown))
+    }
+
+    fn size_cell(&mut self, cause: SizeCause, means: Means) -> Result<(Line, String)> {
+        if self.period_s.is_none() {
+            self.period_s(&mut Machine::sized(Means::NeverChanged)?)?;
+        }
+        let cell = size::cell(cause, means)?;
+        let shown = format!("{:?} MiB are free on the guest's nodes", cell.free_mib);
+        Ok((Line::Size(cell), shown))
+    }
+
+    /// The length of a period. What the server is is printed before the first one.
+    fn period_s(&mut self, machine: &mut Machine) -> Result<f64> {
+        Ok(match self.period_s {
+            Some(period_s) => period_s,
+            None => *self.period_s.insert(introduce(machine, &self.profile, self.size.shortest_s)?),
+        })
+    }
 }
 
 /// Prints what the server is. How long its periods are.
-fn introduce(machine: &mut Machine, profile: &CounterProfile) -> Result<f64> {
+fn introduce(machine: &mut Machine, profile: &CounterProfile, shortest_s: f64) -> Result<f64> {
     let dilation = dilation(machine, profile.clock_ghz)?;
-    let length_s = (PERIOD_S * dilation).clamp(PERIODS_S.0, PERIODS_S.1);
+    let length_s = (PERIOD_S * dilation).clamp(shortest_s, PERIODS_S.1);
     eprintln!("dilation {dilation:.1}, periods of {length_s:.1} s");
     print(&Line::Server(raw::Server {
         profile: profile.name.clone(),
@@ -173,21 +200,16 @@ fn store(machine: &mut Machine) -> Result<Stream> {
     application(machine, "store", "lookups")
 }
 
-fn cell(
-    machine: &mut Machine,
-    (cause, policy): (Cause, Policy),
-    period_s: f64,
-    with_store: bool,
-) -> Result<Cell> {
+fn cell(machine: &mut Machine, (cause, policy): (Cause, Policy), period_s: f64, size: Size) -> Result<Cell> {
     machine.ask::<u64>("drop")?;
     cause::clear(cause)?;
     machine.bring_home()?;
     let first = stream(machine)?;
-    let first_store = with_store.then(|| store(machine)).transpose()?;
+    let first_store = size.store.then(|| store(machine)).transpose()?;
     let caused = cause::prepare(cause, machine)?;
     let mut running = Running::start(policy, machine.vm.pid, period_s)?;
     running.begin(&machine.memory)?;
-    let periods = (0..PERIODS)
+    let periods = (0..size.periods)
         .map(|number| period(machine, &mut running, cause, (number, period_s)))
         .collect::<Result<_>>();
     let periods = periods?;
@@ -196,7 +218,7 @@ fn cell(
     cause::end(cause, machine)?;
     machine.ask::<u64>("drop")?;
     let second = stream(machine)?;
-    let second_store = with_store.then(|| store(machine)).transpose()?;
+    let second_store = size.store.then(|| store(machine)).transpose()?;
     let longest_hold_us = running.longest_hold_us();
     drop(running);
     Ok(Cell {

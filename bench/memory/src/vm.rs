@@ -8,18 +8,16 @@ use anyhow::{Context, Result, ensure};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use std::{
-    fs,
-    io::{BufRead, BufReader, Write},
-    process::{ChildStdin, ChildStdout},
-    thread,
+    fs, thread,
     time::{Duration, Instant},
 };
 use vnuma_bench_common::{
     guest_memory::GuestMemory,
     host::affine,
+    talk::Talk,
     threads::{Counted, Thread},
 };
-use vnuma_scenario::{Monitor, Process, Vm, wait_for};
+use vnuma_scenario::{Monitor, Vm, wait_for};
 
 /// Its name.
 pub const NAME: &str = "displaced";
@@ -38,6 +36,8 @@ const LEFT_MIB: u64 = 320;
 
 /// A VM that runs.
 pub struct Machine {
+    /// Ends before the VM, which it would call dead.
+    talk: Option<Talk>,
     /// It.
     pub vm: Vm,
     /// Where its memory is.
@@ -46,14 +46,6 @@ pub struct Machine {
     monitor: Monitor,
     /// Its balloon's name for the guest's kernel.
     balloon: String,
-    talk: Option<Talk>,
-}
-
-/// The program in the guest.
-struct Talk {
-    _process: Process,
-    input: ChildStdin,
-    output: BufReader<ChildStdout>,
 }
 
 /// What is displaced and what is there, bytes.
@@ -113,22 +105,13 @@ impl Machine {
     }
 
     fn with_program(mut self) -> Result<Self> {
-        let mut process = self.vm.spawn(&[PROGRAM, "guest"])?;
-        let input = process.0.stdin.take().context("standard input")?;
-        let output = BufReader::new(process.0.stdout.take().context("standard output")?);
-        self.talk = Some(Talk { _process: process, input, output });
+        self.talk = Some(Talk::with(self.vm.spawn(&[PROGRAM, "guest"])?, "the program in the guest")?);
         Ok(self)
     }
 
     /// Has the program do something.
     pub fn ask<T: DeserializeOwned>(&mut self, what: &str) -> Result<T> {
-        let talk = self.talk.as_mut().context("the program in the guest")?;
-        writeln!(talk.input, "{what}")
-            .and_then(|()| talk.input.flush())
-            .context("the program in the guest")?;
-        let mut line = String::new();
-        talk.output.read_line(&mut line)?;
-        serde_json::from_str(&line).with_context(|| format!("{what}: the program in the guest said {line:?}"))
+        self.talk.as_mut().context("there is no program in the guest")?.ask(what)
     }
 
     /// The same, counted.

@@ -63,6 +63,9 @@ const FULL_FORM: Form = Form {
 /// In half an hour.
 const REDUCED_FORM: Form = Form { turns: &TURNS, windows: 3, longest_window_s: 4.0 };
 
+/// One VM, and a window that says nothing.
+pub const SMOKE_FORM: Form = Form { turns: &[Configuration::Home], windows: 1, longest_window_s: 2.0 };
+
 /// The order of the reduced form: those that a goal compares follow each other.
 const TURNS: [Configuration; 5] = [
     Configuration::NuioaAware,

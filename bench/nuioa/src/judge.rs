@@ -6,10 +6,12 @@ use crate::{
 };
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
+use serde_json::json;
+use std::path::Path;
 use vnuma_bench_common::{
-    goals::{self as all_goals, Goal},
+    goals::Goal,
     judging::{percent, profiles},
-    report::Files,
+    report::{Bench, Files},
 };
 use vnuma_lab_pricing::CounterProfile;
 
@@ -58,52 +60,62 @@ pub struct Row {
     pub why: Vec<String>,
 }
 
-#[derive(Serialize)]
-struct Report<'a> {
-    source: &'static str,
-    transfers: &'static str,
-    commit: &'a str,
-    server: &'a raw::Server,
-    machine: &'static str,
-    goals: &'a [Goal],
-    rows: &'a [Row],
+/// What was measured.
+struct Measured {
+    full: bool,
+    server: raw::Server,
+    cells: Vec<Cell>,
 }
 
-/// Writes report and picture, prints the table. An error if goals are missed.
+/// Reads what was measured, and judges it.
 pub fn run(Arguments { files, full }: &Arguments) -> Result<()> {
-    let (server, cells) = read(files)?;
-    let mut rows = Vec::new();
-    for profile in profiles(&server.profile)? {
-        rows.extend(rows_of(&cells, &profile));
-    }
-    ensure!(!rows.is_empty(), "no cell was measured");
-    let goals = judge(&rows, workloads(*full).count());
-    let path = files.write(&Report {
-        source: "modelled: the lab's counters, priced under the profile of each row",
-        transfers: "not in the figures: the emulator shows no transfers of devices",
-        commit: &files.commit,
-        server: &server,
-        machine: "2n6c-iommu",
-        goals: &goals,
-        rows: &rows,
-    })?;
-    let picture = files.picture();
-    crate::picture::draw(&rows, &picture)?;
-    print!("{}", table(&rows));
-    println!("report: {}\npicture: {}", path.display(), picture.display());
-    all_goals::print(&goals)
-}
-
-fn read(files: &Files) -> Result<(raw::Server, Vec<Cell>)> {
+    let raw = files.read()?;
     let (mut server, mut cells) = (None, Vec::new());
-    for line in files.lines()? {
+    for line in raw.lines {
         match line {
             Line::Server(line) => server = Some(line),
             Line::Cell(cell) => cells.push(*cell),
             Line::Peer(_) => {}
         }
     }
-    Ok((server.context("what the server printed does not begin with what it is")?, cells))
+    let server = server.context("what the server printed does not begin with what it is")?;
+    files.judge(&Measured { full: *full, server, cells }, &raw.again)
+}
+
+impl Bench for Measured {
+    type Row = Row;
+    const SOURCE: &'static str = "modelled: the lab's counters, priced under the profile of each row";
+    const MACHINE: &'static str = "2n6c-iommu";
+
+    fn price(&self) -> Result<Vec<Row>> {
+        let all = profiles(&self.server.profile)?;
+        let rows: Vec<Row> = all.iter().flat_map(|profile| rows_of(&self.cells, profile)).collect();
+        ensure!(!rows.is_empty(), "no cell was measured");
+        Ok(rows)
+    }
+
+    fn figure(row: &Row) -> (String, f64) {
+        ([&row.workload, row.configuration.name(), &row.profile].join(", "), row.cycles_per_op)
+    }
+
+    fn goals(&self, rows: &[Row]) -> Vec<Goal> {
+        judge(rows, workloads(self.full).count())
+    }
+
+    fn more(&self, _: &[Row]) -> impl Serialize {
+        json!({
+            "server": self.server,
+            "transfers": "not in the figures: the emulator shows no transfers of devices",
+        })
+    }
+
+    fn table(&self, rows: &[Row]) -> String {
+        table(rows)
+    }
+
+    fn draw(&self, rows: &[Row], path: &Path) -> Result<()> {
+        crate::picture::draw(rows, path)
+    }
 }
 
 fn rows_of(cells: &[Cell], profile: &CounterProfile) -> Vec<Row> {

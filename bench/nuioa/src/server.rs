@@ -2,8 +2,8 @@
 
 use crate::{
     committed::{
-        BASELINE_S, Configuration, Cycles, Form, Kind, REMOTE, Spot, VCPUS, WARM_UP_PLACED_S, WARM_UP_S,
-        WINDOW_S, Workload, form, workload, workloads,
+        BASELINE_S, Configuration, Cycles, Form, Kind, REMOTE, SMOKE_FORM, Spot, VCPUS, WARM_UP_PLACED_S,
+        WARM_UP_S, WINDOW_S, Workload, form, workload, workloads,
     },
     guest::process,
     raw::{self, Answer, Baseline, Cell, Done, Line, Ready, Request, Vcpu, Window},
@@ -16,13 +16,18 @@ use lab_count::{
     perf::{Counter, Event, Mode, Target},
 };
 use std::{
-    fs,
-    io::{BufRead, BufReader, Write},
-    process::{ChildStdin, ChildStdout, Command},
+    cell::RefCell,
+    fs::{self, File},
+    os::fd::AsFd,
+    process::Command,
     thread,
     time::{Duration, Instant},
 };
 use vnuma_abi_lab_counters::{EVENT_CYCLES, Header};
+use vnuma_bench_common::{
+    cells::{Cells, print},
+    talk::{Lines, Talk},
+};
 use vnuma_model::CpuSet;
 use vnuma_scenario::{Process, Vm};
 
@@ -44,17 +49,41 @@ pub struct Arguments {
     /// Only these configurations
     #[arg(long)]
     configuration: Vec<Configuration>,
+    /// A workload of each kind of device in one VM, a short window each
+    #[arg(long, conflicts_with = "full")]
+    smoke: bool,
+}
+
+/// Workloads of the short form.
+const SMOKE: [&str; 3] = ["testpmd-tx-1", "nvme-user", "sockperf-rx"];
+
+impl Arguments {
+    fn workloads(&self) -> Result<Vec<&'static Workload>> {
+        let of = |name: &str| workload(name).with_context(|| format!("--workload {name} is unknown"));
+        match (self.smoke, self.workload.is_empty()) {
+            (true, _) => SMOKE.into_iter().map(of).collect(),
+            (_, true) => Ok(workloads(self.full).collect()),
+            (_, false) => self.workload.iter().map(|name| of(name)).collect(),
+        }
+    }
+
+    fn form(&self) -> &'static Form {
+        if self.smoke { &SMOKE_FORM } else { form(self.full) }
+    }
+
+    fn wants(&self, configuration: Configuration) -> bool {
+        self.configuration.is_empty() || self.configuration.contains(&configuration)
+    }
+
+    /// What is chosen by name is measured.
+    fn is_reduced(&self) -> bool {
+        !self.full && !self.smoke && self.configuration.is_empty() && self.workload.is_empty()
+    }
 }
 
 /// Prints a line of JSON for each cell.
 pub fn run(arguments: &Arguments) -> Result<()> {
-    let of = |name: &String| workload(name).with_context(|| format!("--workload {name} is unknown"));
-    let chosen: Vec<&Workload> = match arguments.workload.is_empty() {
-        true => workloads(arguments.full).collect(),
-        false => arguments.workload.iter().map(of).collect::<Result<_>>()?,
-    };
-    // What is chosen by name is measured.
-    let reduced = !arguments.full && arguments.configuration.is_empty() && arguments.workload.is_empty();
+    let chosen = arguments.workloads()?;
     vm::reserve_memory()?;
     // This server takes no part in the network of the cards.
     process::run("ip", &["link", "set", &sockets::card_of_bridge(BRIDGE)?, "down"])?;
@@ -64,50 +93,50 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         kernel: fs::read_to_string("/proc/sys/kernel/osrelease")?.trim().to_owned(),
     }))?;
     let devices = vm::devices()?;
-    let wanted =
-        |one: &Configuration| arguments.configuration.is_empty() || arguments.configuration.contains(one);
-    let mut failed = Vec::new();
-    let form = form(arguments.full);
-    for configuration in form.turns.iter().copied().filter(wanted) {
-        let name = configuration.name();
-        eprintln!("{name}: starting its VM");
-        let mut machine = Machine::start(configuration, &devices).with_context(|| name.to_owned())?;
-        for workload in chosen.iter().filter(|workload| workload.is_under(configuration, reduced)) {
+    let (form, mut cells) = (arguments.form(), Cells::default());
+    for configuration in form.turns.iter().copied().filter(|one| arguments.wants(*one)) {
+        // All workloads have one VM, but for those after a cell that failed.
+        let mut machine = None;
+        let is_under = |workload: &&&Workload| workload.is_under(configuration, arguments.is_reduced());
+        for workload in chosen.iter().filter(is_under) {
             for &spot in configuration.spots() {
-                let start = Instant::now();
-                let measured = Measurement { machine: &machine, devices: &devices, header: &header, form }
-                    .cell(configuration, workload, spot)
-                    .and_then(|cell| machine.see_agent().map(|()| cell));
-                eprintln!("{name}, {}, {}: {} s", workload.name, spot.argument(), start.elapsed().as_secs());
-                // The others are worth having all the same.
-                match measured.with_context(|| format!("{name}, {}, {}", workload.name, spot.argument())) {
-                    Ok(cell) => print(&Line::Cell(Box::new(cell)))?,
-                    Err(error) => {
-                        eprintln!("{error:#}");
-                        failed.push(format!("{name}, {}", workload.name));
-                    }
-                }
+                let name = format!("{}, {}, {}", configuration.name(), workload.name, spot.argument());
+                cells.measure(&name, || {
+                    let mut one = match machine.take() {
+                        Some(machine) => machine,
+                        None => Machine::start(configuration, &devices)?,
+                    };
+                    let cell = Measurement { machine: &one, devices: &devices, header: &header, form }.cell(
+                        configuration,
+                        workload,
+                        spot,
+                    )?;
+                    one.see_agent()?;
+                    machine = Some(one);
+                    Ok((Line::Cell(Box::new(cell)), format!("{} windows", form.windows)))
+                })?;
             }
         }
     }
-    ensure!(failed.is_empty(), "cells that failed: {}", failed.join("; "));
-    Ok(())
+    cells.end()
 }
 
 /// The second server's part of a workload, which ends with this value.
-struct Peer;
+struct Peer {
+    answers: RefCell<Lines<File>>,
+}
 
 impl Peer {
     fn start(workload: &Workload) -> Result<Self> {
-        let peer = Self;
+        let answers = File::from(std::io::stdin().as_fd().try_clone_to_owned()?);
+        let peer = Self { answers: RefCell::new(Lines::of(answers, "the second server")) };
         peer.ask(&Request::Start(workload.name.to_owned()))?;
         Ok(peer)
     }
 
     fn ask(&self, request: &Request) -> Result<Option<u64>> {
         print(&Line::Peer(request.clone()))?;
-        let mut line = String::new();
-        std::io::stdin().lock().read_line(&mut line)?;
+        let line = self.answers.borrow_mut().next(&format!("{request:?}"))?;
         let answer: Answer =
             serde_json::from_str(&line).with_context(|| format!("the second server said {line:?}"))?;
         answer.map_err(|error| anyhow!("the second server: {error}"))
@@ -138,78 +167,12 @@ pub fn neighbour(arguments: &Neighbour) -> Result<()> {
     }
 }
 
-fn print(line: &Line) -> Result<()> {
-    let mut out = std::io::stdout().lock();
-    writeln!(out, "{}", serde_json::to_string(line)?)?;
-    Ok(out.flush()?)
-}
-
-/// How long a workload has to end the programs that it started.
-const END: Duration = Duration::from_secs(20);
-
-/// The workload in the guest.
-struct Talk {
-    process: Process,
-    /// Until the end.
-    input: Option<ChildStdin>,
-    output: BufReader<ChildStdout>,
-}
-
-impl Drop for Talk {
-    /// It ends by itself when its input does, and ends its programs. Killed, it would leave those in the guest, and a server among
-    /// them would keep its port.
-    fn drop(&mut self) {
-        drop(self.input.take());
-        let end = Instant::now() + END;
-        while matches!(self.process.0.try_wait(), Ok(None)) {
-            if Instant::now() > end {
-                eprintln!("a workload does not end, and is killed");
-                return;
-            }
-            thread::sleep(Duration::from_millis(20));
-        }
-    }
-}
-
-impl Talk {
-    fn start(machine: &Machine, workload: &Workload, spot: Spot) -> Result<(Self, Ready)> {
-        let mut process =
-            machine.vm.spawn(&[vm::PROGRAM, "guest", workload.name, "--spot", &spot.argument()])?;
-        let input = process.0.stdin.take().context("standard input")?;
-        let output = BufReader::new(process.0.stdout.take().context("standard output")?);
-        let mut talk = Self { process, input: Some(input), output };
-        let ready = talk.answer()?;
-        Ok((talk, ready))
-    }
-
-    fn answer<T: serde::de::DeserializeOwned>(&mut self) -> Result<T> {
-        let mut line = String::new();
-        self.output.read_line(&mut line)?;
-        serde_json::from_str(&line).with_context(|| format!("the workload said {line:?}"))
-    }
-
-    fn tell(&mut self, word: &str) -> Result<()> {
-        let input = self.input.as_mut().context("the workload has ended")?;
-        writeln!(input, "{word}").and_then(|()| input.flush()).context("the workload")
-    }
-
-    /// Says something to which nothing is to be answered.
-    fn say(&mut self, word: &str) -> Result<()> {
-        self.tell(word)?;
-        self.answer::<String>().map(drop)
-    }
-
-    /// Why it runs where it does.
-    fn why(&mut self) -> Result<Vec<String>> {
-        self.tell("why")?;
-        self.answer()
-    }
-
-    /// Says that it is to end; what it did.
-    fn end(&mut self, word: &str) -> Result<Done> {
-        self.tell(word)?;
-        self.answer()
-    }
+/// Starts a workload in the guest.
+fn start(machine: &Machine, workload: &Workload, spot: Spot) -> Result<(Talk, Ready)> {
+    let process = machine.vm.spawn(&[vm::PROGRAM, "guest", workload.name, "--spot", &spot.argument()])?;
+    let mut talk = Talk::with(process, format!("{} in the guest", workload.name))?;
+    let ready = talk.answer("a start")?;
+    Ok((talk, ready))
 }
 
 /// What cells of a VM have in common.
@@ -225,7 +188,7 @@ impl Measurement<'_> {
         let vm = &self.machine.vm;
         let kind = workload.kind;
         let early = kind.peer_begins().then(|| Peer::start(workload)).transpose()?;
-        let (mut talk, ready) = Talk::start(self.machine, workload, spot)?;
+        let (mut talk, ready) = start(self.machine, workload, spot)?;
         let late = (kind.has_peer() && early.is_none()).then(|| Peer::start(workload)).transpose()?;
         let peer = early.or(late);
         let peer = |request: Request| peer.as_ref().map_or(Ok(None), |peer| peer.ask(&request));
@@ -237,11 +200,11 @@ impl Measurement<'_> {
         ensure!(counted.len() == VCPUS, "{} vCPU threads", counted.len());
         let read = || counted.iter().map(Counted::read).collect::<Result<Vec<_>>>();
         let mut run = |seconds: f64| -> Result<Done> {
-            talk.say("go")?;
+            let _: String = talk.ask("go")?;
             peer(Request::Go)?;
             thread::sleep(Duration::from_secs_f64(seconds));
             let asked = peer(Request::Halt)?;
-            let done = talk.end("halt")?;
+            let done: Done = talk.ask("halt")?;
             Ok(Done { operations: done.operations.or(asked), ..done })
         };
         let warm_up_s = if configuration == Configuration::NuioaAware { WARM_UP_PLACED_S } else { WARM_UP_S };
@@ -257,7 +220,7 @@ impl Measurement<'_> {
         }
         let vcpu = counted.get(ready.cpu).context("the guest's CPU")?;
         let baseline = (workload.cycles == Cycles::All).then(|| baseline(&mut talk, vcpu)).transpose()?;
-        let why = talk.why()?;
+        let why = talk.ask("why")?;
         let workload = workload.name.to_owned();
         Ok(Cell { configuration, workload, spot, guest: ready, windows, why, baseline })
     }
@@ -294,9 +257,9 @@ fn start_neighbour(vm: &Vm) -> Result<Process> {
 /// What happens on a vCPU that computes, and has no workload: ticks, above all.
 fn baseline(talk: &mut Talk, vcpu: &Counted) -> Result<Baseline> {
     let before = vcpu.read()?;
-    talk.say("spin")?;
+    let _: String = talk.ask("spin")?;
     thread::sleep(Duration::from_secs_f64(BASELINE_S));
-    let spun = talk.end("rest")?.spun.context("nothing computed")?;
+    let spun = talk.ask::<Done>("rest")?.spun.context("nothing computed")?;
     ensure!(spun.spins > 0 && spun.ticks > 0, "a thread that computes did not run: {spun:?}");
     Ok(Baseline { vcpu: vcpu.read()?.since(&before), spun })
 }

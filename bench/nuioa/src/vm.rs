@@ -31,10 +31,10 @@ const POOL: usize = MEMORY_MIB / 2 + 8;
 
 /// A VM that runs, with what it needs.
 pub struct Machine {
-    /// Ends after the others.
-    pub vm: Vm,
     agent: Option<Process>,
     _daemon: Option<Process>,
+    /// Ends after the others, to which it would have died.
+    pub vm: Vm,
 }
 
 /// Keeps memory for VMs in huge pages, as soon as the server is up. In small ones it depends on chance which lines of a program share

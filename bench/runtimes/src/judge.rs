@@ -6,10 +6,12 @@ use crate::{
 };
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
-use std::{fs, path::PathBuf};
+use serde_json::json;
+use std::path::Path;
 use vnuma_bench_common::{
-    goals::{self as all_goals, Goal},
+    goals::Goal,
     judging::{percent, profiles, profiles_of_second},
+    report::{Bench, Files},
     stats::{median, middle as in_the_middle},
 };
 use vnuma_lab_pricing::{CounterProfile, Counts, price};
@@ -19,21 +21,11 @@ const FOLLOWED: f64 = 0.10;
 
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// What the server printed
-    #[arg(long)]
-    raw: PathBuf,
-    /// Folder for report.json and report.svg
-    #[arg(long)]
-    directory: PathBuf,
-    /// What was measured
-    #[arg(long)]
-    commit: String,
+    #[command(flatten)]
+    files: Files,
     /// It is to have the cells of the full form
     #[arg(long)]
     full: bool,
-    /// Print the report instead of a table
-    #[arg(long)]
-    json: bool,
 }
 
 /// A workload under a policy, as a profile prices it.
@@ -99,55 +91,57 @@ pub struct Ratio {
     pub found: f64,
 }
 
-#[derive(Serialize)]
-struct Report<'a> {
-    source: &'static str,
-    commit: &'a str,
-    machine: &'static str,
-    server: &'a raw::Server,
-    goals: &'a [Goal],
-    ratios: &'a [Ratio],
-    rows: &'a [Row],
-    cells: &'a [Cell],
+/// What was measured.
+struct Measured {
+    full: bool,
+    server: raw::Server,
+    cells: Vec<Cell>,
 }
 
-/// Writes report and picture, prints the table or the report. An error if goals are missed.
-pub fn run(arguments: &Arguments) -> Result<()> {
-    let (server, cells) = raw::read(&arguments.raw)?;
-    let server = server.with_context(|| format!("{}: no server", arguments.raw.display()))?;
-    let mut rows = Vec::new();
-    for profile in profiles(&server.profile)? {
-        rows.extend(rows_of(&cells, &profile, |counts| Some(counts.clone()))?);
-    }
-    if let Some(llc) = server.second_llc {
-        for profile in profiles_of_second(&server.profile, llc)? {
-            rows.extend(rows_of(&cells, &profile, Counts::by_second)?);
+/// Reads what was measured, and judges it.
+pub fn run(Arguments { files, full }: &Arguments) -> Result<()> {
+    let raw::Measured { server, cells, again } = raw::read(files.raw())?;
+    files.judge(&Measured { full: *full, server: server.context("no server")?, cells }, &again)
+}
+
+impl Bench for Measured {
+    type Row = Row;
+    const SOURCE: &'static str = "modelled: the lab's counters, priced under the profile of each row; recover_s is measured, in seconds of the guest";
+    const MACHINE: &'static str = "2n8c";
+
+    fn price(&self) -> Result<Vec<Row>> {
+        let mut rows = Vec::new();
+        for profile in profiles(&self.server.profile)? {
+            rows.extend(rows_of(&self.cells, &profile, |counts| Some(counts.clone()))?);
         }
+        if let Some(llc) = self.server.second_llc {
+            for profile in profiles_of_second(&self.server.profile, llc)? {
+                rows.extend(rows_of(&self.cells, &profile, Counts::by_second)?);
+            }
+        }
+        ensure!(!rows.is_empty(), "no cell was measured");
+        Ok(rows)
     }
-    ensure!(!rows.is_empty(), "{}: no cell was measured", arguments.raw.display());
-    let (goals, ratios) = (judge(&rows, arguments.full), ratios(&rows));
-    let report = Report {
-        source: "modelled: the lab's counters, priced under the profile of each row; recover_s is measured, in seconds of the guest",
-        commit: &arguments.commit,
-        machine: "2n8c",
-        server: &server,
-        goals: &goals,
-        ratios: &ratios,
-        rows: &rows,
-        cells: &cells,
-    };
-    let path = arguments.directory.join("report.json");
-    let text = serde_json::to_string_pretty(&report)? + "\n";
-    fs::write(&path, &text).with_context(|| path.display().to_string())?;
-    let picture = arguments.directory.join("report.svg");
-    crate::picture::draw(&rows, &cells, &picture)?;
-    eprintln!("report: {}\npicture: {}", path.display(), picture.display());
-    if arguments.json {
-        print!("{text}");
-        return all_goals::check(goals.iter().map(|goal| (goal.goal.as_str(), Some(goal.met))));
+
+    fn figure(row: &Row) -> (String, f64) {
+        ([row.workload.name(), row.policy.name(), &row.profile].join(", "), row.cycles_per_op)
     }
-    print!("{}{}", table(&rows), table_of_ratios(&ratios));
-    all_goals::print(&goals)
+
+    fn goals(&self, rows: &[Row]) -> Vec<Goal> {
+        judge(rows, self.full)
+    }
+
+    fn more(&self, rows: &[Row]) -> impl Serialize {
+        json!({"server": self.server, "ratios": ratios(rows), "cells": self.cells})
+    }
+
+    fn table(&self, rows: &[Row]) -> String {
+        table(rows) + &table_of_ratios(&ratios(rows))
+    }
+
+    fn draw(&self, rows: &[Row], path: &Path) -> Result<()> {
+        crate::picture::draw(rows, &self.cells, path)
+    }
 }
 
 fn rows_of(

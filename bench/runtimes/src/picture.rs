@@ -86,6 +86,12 @@ fn colour(policy: Policy) -> RGBColor {
     COLOURS[Policy::ALL.iter().position(|one| *one == policy).unwrap_or_default()]
 }
 
+fn title(profile: &str, rate: u32) -> String {
+    let changes =
+        if rate > 0 { format!("with {rate} changes a minute") } else { "without changes".to_owned() };
+    format!("done in the same modelled time {changes}, by ideal = 1 ({profile}; higher is better)")
+}
+
 /// With so many changes a minute.
 fn bars(area: &Area<'_>, rows: &[Row], rate: u32) -> Result<(), String> {
     let profile = rows.first().map(|row| row.profile.clone()).unwrap_or_default();
@@ -105,10 +111,7 @@ fn bars(area: &Area<'_>, rows: &[Row], rate: u32) -> Result<(), String> {
     let is_shown =
         |workload: &Workload| Policy::ALL.iter().any(|policy| by_ideal(*workload, *policy).is_some());
     let places: Vec<Workload> = Workload::ALL.into_iter().filter(is_shown).collect();
-    let changes =
-        if rate > 0 { format!("with {rate} changes a minute") } else { "without changes".to_owned() };
-    let title =
-        format!("done in the same modelled time {changes}, by ideal = 1 ({profile}; higher is better)");
+    let title = title(&profile, rate);
     let mut chart = ChartBuilder::on(area)
         .caption(title, TITLE)
         .margin(12)

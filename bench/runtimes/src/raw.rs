@@ -1,14 +1,10 @@
 //! What was measured, before anything is concluded: a line of JSON each, so that a run that is cut off leaves what it has.
 
 use crate::committed::{By, Cell as Wanted, Policy, Workload};
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
-use std::{
-    fs::File,
-    io::{BufRead, BufReader},
-    path::Path,
-};
-use vnuma_bench_common::threads::Values;
+use std::path::Path;
+use vnuma_bench_common::{report::Raw, threads::Values};
 
 /// A line of what the server prints.
 #[derive(Debug, Serialize, Deserialize)]
@@ -98,32 +94,36 @@ impl Cell {
     }
 }
 
-/// Server and cells of a file. A cell that was measured again counts as it was last.
-pub fn read(path: &Path) -> Result<(Option<Server>, Vec<Cell>)> {
-    let file = File::open(path).with_context(|| path.display().to_string())?;
-    let (mut server, mut cells): (Option<Server>, Vec<Cell>) = (None, Vec::new());
-    for (number, line) in BufReader::new(file).lines().enumerate() {
-        let place = || format!("{}:{}", path.display(), number + 1);
-        match serde_json::from_str(&line.with_context(place)?).with_context(place)? {
+/// What a file has.
+#[derive(Default)]
+pub struct Measured {
+    pub server: Option<Server>,
+    pub cells: Vec<Cell>,
+    /// Cells that did not come about at first.
+    pub again: Vec<String>,
+}
+
+/// A cell that was measured again counts as it was last.
+pub fn read(path: &Path) -> Result<Measured> {
+    let Raw { lines, again } = Raw::read(path)?;
+    let mut read = Measured { again, ..Measured::default() };
+    for line in lines {
+        match line {
             Line::Server(line) => {
-                let same = server.as_ref().is_none_or(|before| before.is_like(&line));
-                ensure!(
-                    same,
-                    "{}: not the server of the lines before; remove the file to begin anew",
-                    place()
-                );
+                let same = read.server.as_ref().is_none_or(|before| before.is_like(&line));
+                ensure!(same, "{}: of two servers; remove the file to begin anew", path.display());
                 // The Java of those that had one.
-                if server.is_none() || line.java != NO_JAVA {
-                    server = Some(line);
+                if read.server.is_none() || line.java != NO_JAVA {
+                    read.server = Some(line);
                 }
             }
             Line::Cell(cell) => {
-                cells.retain(|before| before.which() != cell.which());
-                cells.push(cell);
+                read.cells.retain(|before| before.which() != cell.which());
+                read.cells.push(cell);
             }
         }
     }
-    Ok((server, cells))
+    Ok(read)
 }
 
 /// As in what was measured before there was a choice.
@@ -190,11 +190,9 @@ mod tests {
         let mut file = tempfile::NamedTempFile::new().expect("a file");
         let mut write = |line: &Line| {
             writeln!(file, "{}", serde_json::to_string(line).expect("JSON")).expect("written");
-            read(file.path()).map(|(server, cells)| {
-                (
-                    server.is_some(),
-                    cells.iter().map(|cell| (cell.policy, cell.operations)).collect::<Vec<_>>(),
-                )
+            read(file.path()).map(|Measured { server, cells, .. }| {
+                let cells = cells.iter().map(|cell| (cell.policy, cell.operations));
+                (server.is_some(), cells.collect::<Vec<_>>())
             })
         };
         write(&server("17")).expect("read");
@@ -205,6 +203,6 @@ mod tests {
         assert_eq!(read, (true, vec![(Policy::Full, 2), (Policy::Ideal, 3)]));
         write(&server(NO_JAVA)).expect("read");
         let error = format!("{:#}", write(&server("21")).expect_err("another server"));
-        assert!(error.contains(":7: not the server of the lines before"), "{error}");
+        assert!(error.contains("of two servers"), "{error}");
     }
 }

@@ -2,27 +2,29 @@
 
 use crate::{
     committed::{
-        By, CLASSES, Cell as Wanted, HOST_CPUS, Policy, REDUCED_RATES, SETTLE_S, Workload, cells, interval_s,
-        window_s,
+        By, CLASSES, Cell as Wanted, HOST_CPUS, JUDGED_RATE, Policy, REDUCED_RATES, SETTLE_S, Workload,
+        cells, interval_s, window_s,
     },
     mover::Mover,
     raw::{self, Cell, Change, Line, Sample},
-    vm::{Load, Machine},
+    vm::Machine,
 };
 use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 use std::{
     fs,
-    io::Write,
     path::PathBuf,
     thread,
     time::{Duration, Instant},
 };
+use vnuma_abi_lab_counters::Header;
 use vnuma_bench_common::{
+    cells::{Cells, print},
     host::affine,
+    talk::Talk,
     threads::{Counted, Values},
 };
-use vnuma_lab_pricing::by_name;
+use vnuma_lab_pricing::{CounterProfile, by_name};
 
 /// Time between two samples.
 const SAMPLE: Duration = Duration::from_secs(1);
@@ -49,6 +51,9 @@ pub struct Arguments {
     /// All policies and numbers of changes
     #[arg(long)]
     full: bool,
+    /// One cell of each kind, for some seconds each
+    #[arg(long, conflicts_with = "full")]
+    smoke: bool,
     /// What was measured before, which is not measured again
     #[arg(long)]
     done: Option<PathBuf>,
@@ -74,59 +79,28 @@ enum Switch {
 pub fn run(arguments: &Arguments) -> Result<()> {
     let mut wanted = wanted(arguments);
     ensure!(!wanted.is_empty(), "there is no such cell");
-    let (_, done) = arguments.done.as_deref().map_or(Ok((None, Vec::new())), raw::read)?;
+    let done = arguments.done.as_deref().map_or_else(|| Ok(raw::Measured::default()), raw::read)?.cells;
     wanted.retain(|one| done.iter().all(|cell| cell.which() != *one));
     eprintln!("{} cells are there, {} are to be measured", done.len(), wanted.len());
     wanted.truncate(arguments.cells.unwrap_or(usize::MAX));
     let end = arguments.minutes.map(|minutes| Instant::now() + Duration::from_secs(minutes * 60));
     let header = lab_count::server::header()?;
     let profile = by_name(header.profile_name())?;
-    let second_llc = (header.second_sets > 0).then_some((header.second_sets, header.second_ways));
-    let counted = if second_llc.is_some() { Counted::SecondLlc } else { Counted::Programs };
     affine(0, HOST_CPUS)?;
-    let server = raw::Server {
-        profile: profile.name.clone(),
-        second_llc,
-        kernel: fs::read_to_string("/proc/sys/kernel/osrelease")?.trim().to_owned(),
-        guest_kernel: String::new(),
-        java: String::new(),
-    };
-    let mut machines = Machines { counted: counted(CLASSES), now: None, server: Some(server) };
-    let mut failed = Vec::new();
+    let mut machines = Machines::new(&header, &profile, arguments.smoke)?;
+    let mut cells = Cells::default();
     for (number, &one) in wanted.iter().enumerate() {
         if end.is_some_and(|end| Instant::now() >= end) {
             eprintln!("the time is over; {} cells are left", wanted.len() - number);
             break;
         }
-        let name = name_of(one);
-        let machine = machines.of(one.policy, one.autonuma)?;
-        let began = Instant::now();
-        // The others are worth having all the same.
-        match cell(machine, one).with_context(|| name.clone()) {
-            Ok(cell) => {
-                let took_s = began.elapsed().as_secs();
-                eprintln!(
-                    "{} of {}: {name}: {took_s} s, {}",
-                    number + 1,
-                    wanted.len(),
-                    summary(&cell, profile.clock_ghz)
-                );
-                print(&Line::Cell(Cell { commit: arguments.commit.clone(), ..cell }))?;
-            }
-            Err(error) => {
-                eprintln!("{error:#}");
-                failed.push(name);
-                if let Some(console) = machine.console_if_ended() {
-                    eprintln!(
-                        "the VM has ended, and the next cell starts another one; the end of its console:\n{console}"
-                    );
-                    machines.now = None;
-                }
-            }
-        }
+        cells.measure(&format!("{} of {}: {}", number + 1, wanted.len(), name_of(one)), || {
+            let cell = machines.cell(one)?;
+            let shown = summary(&cell, profile.clock_ghz);
+            Ok((Line::Cell(Cell { commit: arguments.commit.clone(), ..cell }), shown))
+        })?;
     }
-    ensure!(failed.is_empty(), "cells that failed: {}", failed.join("; "));
-    Ok(())
+    cells.end()
 }
 
 fn name_of(cell: Wanted) -> String {
@@ -140,12 +114,41 @@ fn name_of(cell: Wanted) -> String {
 /// The VM of now, which is that of all policies that are no black boxes, and of one state of the guest's AutoNUMA.
 struct Machines {
     counted: Counted,
+    /// Only to see that it works.
+    smoke: bool,
     now: Option<(Machine, Policy)>,
     /// What is printed once there is a VM to ask.
     server: Option<raw::Server>,
 }
 
 impl Machines {
+    fn new(header: &Header, profile: &CounterProfile, smoke: bool) -> Result<Self> {
+        let second_llc = (header.second_sets > 0).then_some((header.second_sets, header.second_ways));
+        let counted = if second_llc.is_some() { Counted::SecondLlc } else { Counted::Programs };
+        let server = raw::Server {
+            profile: profile.name.clone(),
+            second_llc,
+            kernel: fs::read_to_string("/proc/sys/kernel/osrelease")?.trim().to_owned(),
+            guest_kernel: String::new(),
+            java: String::new(),
+        };
+        Ok(Self { counted: counted(CLASSES), smoke, now: None, server: Some(server) })
+    }
+
+    /// Measures a cell. One that fails gets another VM when it is tried again, as whatever made it fail may still be there.
+    fn cell(&mut self, one: Wanted) -> Result<Cell> {
+        let length = Length::of(one, self.smoke);
+        let machine = self.of(one.policy, one.autonuma)?;
+        let measured = cell(machine, one, length);
+        if measured.is_err() {
+            if let Some(console) = machine.console_if_ended() {
+                eprintln!("the VM has ended; the end of its console:\n{console}");
+            }
+            self.now = None;
+        }
+        measured
+    }
+
     /// The one of a policy. That of a black box has nothing in its memory yet. The guest's AutoNUMA is not switched later: its kernel
     /// rewrites its scheduler's code then, in the middle of which an emulated CPU can die (lab/README.md), as two VMs presumably did.
     fn of(&mut self, policy: Policy, autonuma: bool) -> Result<&mut Machine> {
@@ -175,7 +178,18 @@ impl Machines {
 }
 
 fn wanted(arguments: &Arguments) -> Vec<Wanted> {
-    let Arguments { workload, policy, changes, by, autonuma, full, .. } = arguments;
+    let Arguments { workload, policy, changes, by, autonuma, full, smoke, .. } = arguments;
+    if *smoke {
+        let of = |policy, rate| Wanted {
+            workload: Workload::Stream,
+            policy,
+            rate,
+            by: By::Hand,
+            autonuma: true,
+            take: 0,
+        };
+        return vec![of(Policy::Ideal, 0), of(Policy::Full, JUDGED_RATE)];
+    }
     // What is named is measured, whatever the form has. What is not is that of the form.
     let is_wanted = |one: &Wanted| {
         let chosen = |named: bool, is_empty: bool, of_form: bool| named || is_empty && (*full || of_form);
@@ -190,12 +204,6 @@ fn wanted(arguments: &Arguments) -> Vec<Wanted> {
             && chosen(autonuma.contains(&switch), autonuma.is_empty(), one.autonuma)
     };
     cells(true).into_iter().filter(is_wanted).collect()
-}
-
-fn print(line: &Line) -> Result<()> {
-    let mut out = std::io::stdout().lock();
-    writeln!(out, "{}", serde_json::to_string(line)?)?;
-    Ok(out.flush()?)
 }
 
 /// What is shown while it goes on: cycles are those of the server's profile.
@@ -217,18 +225,39 @@ fn summary(cell: &Cell, clock_ghz: f64) -> String {
     )
 }
 
-fn cell(machine: &mut Machine, wanted: Wanted) -> Result<Cell> {
+/// How long a cell takes, seconds of the guest.
+#[derive(Clone, Copy)]
+struct Length {
+    warm_up_s: u64,
+    settle_s: u64,
+    window_s: f64,
+}
+
+impl Length {
+    fn of(cell: Wanted, smoke: bool) -> Self {
+        match smoke {
+            true => Self { warm_up_s: 1, settle_s: 1, window_s: 6.0 },
+            false => Self {
+                warm_up_s: cell.workload.warm_up_s(),
+                settle_s: SETTLE_S,
+                window_s: window_s(cell.rate),
+            },
+        }
+    }
+}
+
+fn cell(machine: &mut Machine, wanted: Wanted, length: Length) -> Result<Cell> {
     let Wanted { workload, policy, rate, by, autonuma, take } = wanted;
     machine.go_home()?;
     let mut load = machine.load(workload, policy)?;
-    load.ask("go")?;
-    thread::sleep(Duration::from_secs(workload.warm_up_s()));
+    load.ask::<u64>("go")?;
+    thread::sleep(Duration::from_secs(length.warm_up_s));
     let mover = (rate > 0).then(|| Mover::start(machine, by)).transpose()?;
     if mover.is_some() {
-        thread::sleep(Duration::from_secs(SETTLE_S));
+        thread::sleep(Duration::from_secs(length.settle_s));
     }
     let migrated = machine.migrated()?;
-    let measured = measure(machine, &mut load, rate, mover)?;
+    let measured = measure(machine, &mut load, (rate, length.window_s), mover)?;
     let told = machine.is_attached().then(|| machine.is_told()).transpose()?;
     let pages_migrated = machine.migrated()?.saturating_sub(migrated);
     load.end()?;
@@ -264,12 +293,17 @@ struct Observed {
 }
 
 /// Halted at both ends, so that operations and counts are of the same time.
-fn measure(machine: &mut Machine, load: &mut Load, rate: u32, mover: Option<Mover>) -> Result<Measured> {
-    let operations = load.ask("pause")?;
+fn measure(
+    machine: &mut Machine,
+    load: &mut Talk,
+    rate: (u32, f64),
+    mover: Option<Mover>,
+) -> Result<Measured> {
+    let operations: u64 = load.ask("pause")?;
     let before = machine.read()?;
-    load.ask("go")?;
+    load.ask::<u64>("go")?;
     let observed = observe(machine, &before, rate, mover)?;
-    let operations = load.ask("pause")?.saturating_sub(operations);
+    let operations = load.ask::<u64>("pause")?.saturating_sub(operations);
     let after = machine.read()?;
     ensure!(operations > 0, "the load did nothing in {:.0} s", observed.window_s);
     let vcpus = after.iter().zip(&before).map(|(after, before)| after.since(before)).collect();
@@ -277,8 +311,13 @@ fn measure(machine: &mut Machine, load: &mut Load, rate: u32, mover: Option<Move
 }
 
 /// Has vCPUs moved and takes samples until the window ends. vCPUs stay where they are then.
-fn observe(machine: &mut Machine, before: &[Values], rate: u32, mover: Option<Mover>) -> Result<Observed> {
-    let (window_s, interval_s) = (window_s(rate), interval_s(rate));
+fn observe(
+    machine: &mut Machine,
+    before: &[Values],
+    (rate, window_s): (u32, f64),
+    mover: Option<Mover>,
+) -> Result<Observed> {
+    let interval_s = interval_s(rate);
     let (mut changes, mut samples): (Vec<Change>, Vec<Sample>) = (Vec::new(), Vec::new());
     let (began, mut last) = (Instant::now(), before.to_vec());
     let (mut mover, mut turns) = (mover, 0);
@@ -331,6 +370,7 @@ mod tests {
             by: Vec::new(),
             autonuma: Vec::new(),
             full: false,
+            smoke: false,
             done: None,
             cells: None,
             minutes: None,

@@ -6,15 +6,10 @@ use crate::committed::{
 };
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
-use std::{
-    fs,
-    io::{BufRead, BufReader, Write},
-    path::Path,
-    process::{ChildStdin, ChildStdout},
-    time::Duration,
-};
+use std::{fs, path::Path, time::Duration};
 use vnuma_bench_common::{
     host::{affine, balance, balanced},
+    talk::Talk,
     threads::{Counted, Thread, Values, last_cpu, threads_of},
 };
 use vnuma_scenario::{Process, Vm, output, vnumactl, vnumad_logging_to, wait_for};
@@ -52,14 +47,6 @@ pub struct Machine {
     balanced_by_host: bool,
     /// Does the guest's kernel take pages to the threads that use them? One without nodes never does.
     pub autonuma: bool,
-}
-
-/// A load in the guest that waits for what it is told.
-pub struct Load {
-    process: Process,
-    input: Option<ChildStdin>,
-    output: BufReader<ChildStdout>,
-    name: &'static str,
 }
 
 impl Machine {
@@ -217,7 +204,7 @@ impl Machine {
     }
 
     /// Starts a load in the guest. It has its memory then, and waits.
-    pub fn load(&self, workload: Workload, policy: Policy) -> Result<Load> {
+    pub fn load(&self, workload: Workload, policy: Policy) -> Result<Talk> {
         // What the one before has left does not decide which huge pages this one gets.
         self.vm.exec(&[
             "sh",
@@ -225,11 +212,9 @@ impl Machine {
             "echo 3 > /proc/sys/vm/drop_caches; echo 1 > /proc/sys/vm/compact_memory",
         ])?;
         let command = command(workload, policy);
-        let mut process = self.vm.spawn(&command.iter().map(String::as_str).collect::<Vec<_>>())?;
-        let input = process.0.stdin.take();
-        let output = BufReader::new(process.0.stdout.take().context("standard output")?);
-        let mut load = Load { process, input, output, name: workload.name() };
-        load.answer()?;
+        let process = self.vm.spawn(&command.iter().map(String::as_str).collect::<Vec<_>>())?;
+        let mut load = Talk::with(process, format!("{} in the guest", workload.name()))?;
+        load.answer::<u64>("a start")?;
         Ok(load)
     }
 }
@@ -296,35 +281,6 @@ fn alone(allocator: Option<Allocator>, policy: Policy) -> Vec<&'static str> {
             let run = ["unshare", "--mount", "sh", "-c", WITHOUT_DEVICE, "sh", "env"];
             [&run[..], &["GLIBC_TUNABLES=glibc.pthread.rseq=0", aware, PRELOADED_TCMALLOC]].concat()
         }
-    }
-}
-
-impl Load {
-    fn answer(&mut self) -> Result<u64> {
-        let mut line = String::new();
-        self.output.read_line(&mut line)?;
-        line.trim().parse().with_context(|| format!("{} in the guest said {line:?}", self.name))
-    }
-
-    /// Tells it something.
-    pub fn ask(&mut self, what: &str) -> Result<u64> {
-        let input = self.input.as_mut().context("standard input")?;
-        writeln!(input, "{what}")
-            .and_then(|()| input.flush())
-            .with_context(|| format!("{} in the guest", self.name))?;
-        self.answer().with_context(|| what.to_owned())
-    }
-
-    /// Ends it.
-    pub fn end(mut self) -> Result<()> {
-        drop(self.input.take());
-        let mut status = None;
-        wait_for(&format!("{} in the guest to end", self.name), HANG, || {
-            status = self.process.0.try_wait()?;
-            Ok(status.is_some())
-        })?;
-        ensure!(status.is_some_and(|status| status.success()), "{} in the guest: {status:?}", self.name);
-        Ok(())
     }
 }
 

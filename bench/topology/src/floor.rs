@@ -8,9 +8,10 @@ use crate::moves::SETTLE;
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::path::Path;
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
+use vnuma_bench_common::talk::Lines;
 use vnuma_scenario::{Process, Vm};
 
 /// Plays the host's end of a channel without vnumad.
@@ -37,7 +38,7 @@ pub struct Floor {
 /// The host's end of a channel of the VM, which must have none.
 pub struct Doorbell {
     input: ChildStdin,
-    output: BufReader<ChildStdout>,
+    output: Lines<ChildStdout>,
     _process: Process,
     map: String,
 }
@@ -54,9 +55,13 @@ impl Doorbell {
             .context(FAKE_HOST)?;
         let (input, output) = child.stdin.take().zip(child.stdout.take()).context("no pipes")?;
         let pairs: Vec<_> = map.iter().enumerate().map(|(vcpu, node)| format!("{vcpu}:{node}")).collect();
-        let mut doorbell =
-            Self { input, output: BufReader::new(output), _process: Process(child), map: pairs.join(",") };
-        let attached = doorbell.line()?;
+        let mut doorbell = Self {
+            input,
+            output: Lines::of(output, FAKE_HOST),
+            _process: Process(child),
+            map: pairs.join(","),
+        };
+        let attached = doorbell.output.next("attach")?;
         ensure!(attached == "attached", "{FAKE_HOST}: {attached:?}");
         let nodes = map.iter().max().map_or(1, |node| node + 1);
         doorbell.ask(&format!("nodes {nodes}"))?;
@@ -67,13 +72,7 @@ impl Doorbell {
 
     fn ask(&mut self, command: &str) -> Result<String> {
         writeln!(self.input, "{command}").context(FAKE_HOST)?;
-        self.line()
-    }
-
-    fn line(&mut self) -> Result<String> {
-        let mut answer = String::new();
-        self.output.read_line(&mut answer).context(FAKE_HOST)?;
-        Ok(answer.trim().to_owned())
+        self.output.next(command)
     }
 
     /// Nanoseconds of a round trip.

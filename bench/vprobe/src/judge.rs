@@ -6,18 +6,16 @@ use crate::{
     committed::{self, LEAST_WAKE_UPS, LOADED, Workload, goals},
     raw::{self, Cell, Line, Period, Vcpu},
 };
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use overhead::Overhead;
 pub use overhead::programs_share;
 use serde::Serialize;
-use std::{
-    fmt, fs,
-    io::{BufRead, BufReader},
-    path::{Path, PathBuf},
-};
+use serde_json::json;
+use std::{fmt, path::Path};
 use vnuma_bench_common::{
-    goals::{self as all_goals, Goal},
+    goals::Goal,
     judging::{profiles, profiles_of_second},
+    report::{Bench, Files},
     stats::Samples,
 };
 use vnuma_lab_pricing::{CounterProfile, Counts, price};
@@ -31,15 +29,8 @@ const LATE: f64 = 1.5;
 
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// What the server printed
-    #[arg(long)]
-    raw: PathBuf,
-    /// Folder for report.json and report.svg
-    #[arg(long)]
-    directory: PathBuf,
-    /// What was measured
-    #[arg(long)]
-    commit: String,
+    #[command(flatten)]
+    files: Files,
 }
 
 /// A workload under a policy, as a profile prices it. Figures are vm1's.
@@ -135,20 +126,6 @@ impl fmt::Display for Observing {
     }
 }
 
-#[derive(Serialize)]
-struct Report<'a> {
-    source: &'static str,
-    commit: &'a str,
-    server: &'a raw::Server,
-    machine: &'static str,
-    modelled_period_s: f64,
-    workloads: &'a [raw::Workload],
-    observing: &'a [Observing],
-    overhead: &'a [Overhead],
-    goals: &'a [Goal],
-    rows: &'a [Row],
-}
-
 /// Everything that was read.
 #[derive(Clone)]
 pub struct Run {
@@ -157,63 +134,67 @@ pub struct Run {
     cells: Vec<Cell>,
 }
 
-/// Writes report and picture, prints the table. An error if goals are missed.
-pub fn run(arguments: &Arguments) -> Result<()> {
-    let run = read(&arguments.raw)?;
-    let mut rows = Vec::new();
-    let by_first = profiles(&run.server.profile)?;
-    by_first.iter().for_each(|profile| rows.extend(run.rows(profile)));
-    if let Some(llc) = run.server.second_llc {
-        let seen = run.by_second();
-        profiles_of_second(&run.server.profile, llc)?
-            .iter()
-            .for_each(|profile| rows.extend(seen.rows(profile)));
-    }
-    let (observing, overhead) = (run.observing(&by_first[0]), run.overhead(&by_first[0]));
-    let measured = !rows.is_empty() || !overhead.is_empty();
-    ensure!(measured, "{}: no cell was measured", arguments.raw.display());
-    let mut goals = judge(&rows);
-    goals.extend(overhead::goal(&overhead, &rows));
-    let report = Report {
-        source: "modelled: the lab's counters, priced under the profile of each row",
-        commit: &arguments.commit,
-        server: &run.server,
-        machine: crate::committed::SERVER,
-        modelled_period_s: crate::committed::PERIOD_S,
-        workloads: &run.workloads,
-        observing: &observing,
-        overhead: &overhead,
-        goals: &goals,
-        rows: &rows,
-    };
-    let path = arguments.directory.join("report.json");
-    let text = serde_json::to_string_pretty(&report)? + "\n";
-    fs::write(&path, text).with_context(|| path.display().to_string())?;
-    let picture = arguments.directory.join("report.svg");
-    crate::picture::draw(&rows, &picture)?;
-    print!("{}", table(&rows));
-    observing.iter().for_each(|found| println!("{found}"));
-    overhead.iter().for_each(|found| println!("{found}"));
-    println!("report: {}\npicture: {}", path.display(), picture.display());
-    all_goals::print(&goals)
-}
-
-/// The lines of a run. The last one may be cut off.
-fn read(path: &Path) -> Result<Run> {
-    let file = fs::File::open(path).with_context(|| path.display().to_string())?;
+/// Reads what was measured, and judges it.
+pub fn run(Arguments { files }: &Arguments) -> Result<()> {
+    let raw = files.read()?;
     let (mut server, mut workloads, mut cells) = (None, Vec::new(), Vec::new());
-    for (number, line) in BufReader::new(file).lines().enumerate() {
-        let line = line.with_context(|| path.display().to_string())?;
-        match serde_json::from_str(&line) {
-            Ok(Line::Server(found)) => server = Some(found),
-            Ok(Line::Workload(workload)) => workloads.push(workload),
-            Ok(Line::Cell(cell)) => cells.push(cell),
-            Err(error) if error.is_eof() => break,
-            Err(error) => bail!("{}: line {}: {error}", path.display(), number + 1),
+    for line in raw.lines {
+        match line {
+            Line::Server(found) => server = Some(found),
+            Line::Workload(workload) => workloads.push(workload),
+            Line::Cell(cell) => cells.push(cell),
         }
     }
-    let server = server.with_context(|| format!("{}: the server said nothing", path.display()))?;
-    Ok(Run { server, workloads, cells })
+    let run = Run { server: server.context("the server said nothing")?, workloads, cells };
+    // The server's own is known.
+    profiles(&run.server.profile)?;
+    files.judge(&run, &raw.again)
+}
+
+impl Bench for Run {
+    type Row = Row;
+    const SOURCE: &'static str = "modelled: the lab's counters, priced under the profile of each row";
+    const MACHINE: &'static str = committed::SERVER;
+
+    fn price(&self) -> Result<Vec<Row>> {
+        let mut rows = Vec::new();
+        profiles(&self.server.profile)?.iter().for_each(|profile| rows.extend(self.rows(profile)));
+        if let Some(llc) = self.server.second_llc {
+            let (seen, all) = (self.by_second(), profiles_of_second(&self.server.profile, llc)?);
+            all.iter().for_each(|profile| rows.extend(seen.rows(profile)));
+        }
+        ensure!(!rows.is_empty() || !self.overheads().is_empty(), "no cell was measured");
+        Ok(rows)
+    }
+
+    fn figure(row: &Row) -> (String, f64) {
+        ([&*row.workload, &row.policy, &row.profile].join(", "), row.cycles_per_op)
+    }
+
+    fn goals(&self, rows: &[Row]) -> Vec<Goal> {
+        judge(rows).into_iter().chain(overhead::goal(&self.overheads(), rows)).collect()
+    }
+
+    fn more(&self, _: &[Row]) -> impl Serialize {
+        json!({
+            "server": self.server,
+            "modelled_period_s": committed::PERIOD_S,
+            "workloads": self.workloads,
+            "observing": self.of_own(Run::observing),
+            "overhead": self.overheads(),
+        })
+    }
+
+    fn table(&self, rows: &[Row]) -> String {
+        let observing = self.of_own(Run::observing);
+        let lines = observing.iter().map(|found| format!("{found}\n"));
+        let others = self.overheads();
+        table(rows) + &lines.chain(others.iter().map(|found| format!("{found}\n"))).collect::<String>()
+    }
+
+    fn draw(&self, rows: &[Row], path: &Path) -> Result<()> {
+        crate::picture::draw(rows, path)
+    }
 }
 
 fn add(to: &mut Counts, from: &Counts) {
@@ -379,14 +360,16 @@ impl Cell {
             repeated: self.repeated,
             does_not_count: None,
         };
-        row.does_not_count = why_not(&row, by_linux);
-        let longest = periods.iter().map(|period| period.elapsed_s).fold(0.0, f64::max);
-        let shortest = periods.iter().map(|period| period.elapsed_s).fold(f64::MAX, f64::min);
-        if longest > shortest * LATE {
-            row.does_not_count =
-                Some(format!("the machine stopped it: a period took {longest:.1} s, others {shortest:.1} s"));
-        }
+        row.does_not_count = self.why_stopped().or_else(|| why_not(&row, by_linux));
         row
+    }
+
+    /// The machine stopped it for a while.
+    fn why_stopped(&self) -> Option<String> {
+        let lengths = self.measured().iter().map(|period| period.elapsed_s).collect::<Samples>();
+        let [shortest, longest] = lengths.interval()?;
+        (longest > shortest * LATE)
+            .then(|| format!("the machine stopped it: a period took {longest:.1} s, others {shortest:.1} s"))
     }
 }
 
@@ -462,6 +445,16 @@ fn why_not(row: &Row, by_linux: ByLinux<'_>) -> Option<String> {
 }
 
 impl Run {
+    /// Under the server's own profile.
+    fn of_own<T>(&self, of: impl Fn(&Self, &CounterProfile) -> Vec<T>) -> Vec<T> {
+        let own = profiles(&self.server.profile).unwrap_or_default();
+        own.first().map(|own| of(self, own)).unwrap_or_default()
+    }
+
+    fn overheads(&self) -> Vec<Overhead> {
+        self.of_own(Self::overhead)
+    }
+
     fn cell(&self, workload: &str, policy: &str) -> Option<&Cell> {
         self.cells.iter().find(|cell| cell.workload == workload && cell.policy == policy)
     }

@@ -156,22 +156,25 @@ pub fn run(arguments: &Arguments) -> Result<()> {
             let time = Duration::from_micros(arguments.sleep_us);
             forever(&mut count, || thread::sleep(time), 1)
         }
-        Kind::Abuse => {
-            let other = Memory::map(kind.mib() << 20, None, true).context("the other half")?;
-            let chain = |memory, number| Chain::random(memory, seed(arguments.cpu + number * VCPUS));
-            let mut chains = [chain(memory, 0), chain(other, 1)];
-            let there = chains[1].memory();
-            let there = ranges(&frames(there.address(), there.bytes())?);
-            print(&Ready { other: there, ..line(chains[0].memory(), &count)? })?;
-            let mut done = 0;
-            let mut step = || {
-                chains[(done / ABUSE_TURN % 2) as usize].follow(BATCH);
-                done += BATCH;
-            };
-            forever(&mut count, &mut step, BATCH)
-        }
+        Kind::Abuse => abuse(arguments, memory, count),
         _ => bail!("{} has threads", kind.name()),
     }
+}
+
+/// Goes from memory on one node to memory on the other one about once a period.
+fn abuse(arguments: &Arguments, memory: Memory, mut count: Count) -> Result<()> {
+    let other = Memory::map(memory.bytes(), None, true).context("the other half")?;
+    let chain = |memory, number| Chain::random(memory, seed(arguments.cpu + number * VCPUS));
+    let mut chains = [chain(memory, 0), chain(other, 1)];
+    let there = chains[1].memory();
+    let there = ranges(&frames(there.address(), there.bytes())?);
+    print(&Ready { other: there, ..line(chains[0].memory(), &count)? })?;
+    let mut done = 0;
+    let mut step = || {
+        chains[(done / ABUSE_TURN % 2) as usize].follow(BATCH);
+        done += BATCH;
+    };
+    forever(&mut count, &mut step, BATCH)
 }
 
 fn forever(count: &mut Count, mut work: impl FnMut(), operations: u64) -> ! {

@@ -12,14 +12,15 @@ use crate::{
     vms::{Programs, Vms},
     wakes::Wakes,
 };
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use std::{
-    fs,
-    io::Write,
-    thread,
+    fs, thread,
     time::{Duration, Instant},
 };
-use vnuma_bench_common::stats::median;
+use vnuma_bench_common::{
+    cells::{Cells, print},
+    stats::median,
+};
 use vnuma_lab_pricing::{CounterProfile, by_name};
 use vnuma_scenario::{Process, vnumactl};
 
@@ -62,6 +63,33 @@ pub struct Options {
     /// Set the places of vnumad's policies by scx_vnuma
     #[arg(long)]
     pub sched_ext: bool,
+    /// A cell of Linux and one of vnumad's, a period each
+    #[arg(long)]
+    pub smoke: bool,
+}
+
+/// Of the short form.
+const SMOKE: (&str, [&str; 2]) = ("chase", ["linux", "vprobe"]);
+
+impl Arguments {
+    fn workloads(&self) -> Result<Vec<&'static Workload>> {
+        let of =
+            |name: &str| committed::workload(name).with_context(|| format!("--workload {name} is unknown"));
+        match (self.options.smoke, self.workload.is_empty()) {
+            (true, _) => Ok(vec![of(SMOKE.0)?]),
+            (_, true) => Ok(WORKLOADS.iter().collect()),
+            (_, false) => self.workload.iter().map(|name| of(name)).collect(),
+        }
+    }
+
+    fn policies(&self, workload: &Workload) -> Vec<&'static str> {
+        if self.options.smoke {
+            return SMOKE.1.into();
+        }
+        let last = (workload.name == overhead::WORKLOAD).then_some(overhead::CELL);
+        let chosen = |name: &&str| self.policy.is_empty() || self.policy.iter().any(|chosen| chosen == name);
+        POLICIES.into_iter().chain(last).filter(chosen).collect()
+    }
 }
 
 /// Prints a line of JSON for each cell.
@@ -70,12 +98,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         let known = POLICIES.contains(&name.as_str()) || name == overhead::CELL;
         ensure!(known, "--policy {name}: there are {POLICIES:?} and {:?}", overhead::CELL);
     }
-    let of =
-        |name: &String| committed::workload(name).with_context(|| format!("--workload {name} is unknown"));
-    let workloads = match arguments.workload.is_empty() {
-        true => WORKLOADS.iter().collect(),
-        false => arguments.workload.iter().map(of).collect::<Result<Vec<_>>>()?,
-    };
+    let workloads = arguments.workloads()?;
     let header = lab_count::server::header()?;
     let profile = by_name(header.profile_name())?;
     let second = (header.second_sets > 0).then_some((header.second_sets, header.second_ways));
@@ -87,29 +110,22 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         kernel: fs::read_to_string("/proc/sys/kernel/osrelease")?.trim().to_owned(),
         numad: Numad::version(),
     }))?;
-    let chosen = |names: &[String], name: &str| names.is_empty() || names.iter().any(|chosen| chosen == name);
-    let (mut failed, mut timers) = (Vec::new(), None);
+    let (mut cells, mut timers) = (Cells::default(), None);
     for workload in workloads {
         let fresh = Fresh::start(&HALF, counted, false, &mut timers)?;
         let (bench, line) = fresh.load(workload, &profile, arguments.options)?;
         print(&Line::Workload(line))?;
-        let last = (workload.name == overhead::WORKLOAD).then_some(overhead::CELL);
-        for policy in POLICIES.into_iter().chain(last).filter(|policy| chosen(&arguments.policy, policy)) {
-            // The others are worth having all the same.
-            if let Err(error) = bench.policy(policy) {
-                eprintln!("{error:#}");
-                failed.push(format!("{}, {policy}", workload.name));
+        for policy in arguments.policies(workload) {
+            for (name, placement) in bench.variants(policy) {
+                cells.measure(&format!("{}, {name}", workload.name), || {
+                    let cell = bench.cell(&name, placement)?;
+                    let shown = format!("{} periods, repeated {}", cell.periods.len(), cell.repeated);
+                    Ok((Line::Cell(cell), shown))
+                })?;
             }
         }
     }
-    ensure!(failed.is_empty(), "cells that failed: {}", failed.join("; "));
-    Ok(())
-}
-
-fn print(line: &Line) -> Result<()> {
-    let mut out = std::io::stdout().lock();
-    writeln!(out, "{}", serde_json::to_string(line)?)?;
-    Ok(out.flush()?)
+    cells.end()
 }
 
 /// Time of the server by modelled time, of all vCPUs together, under this load: the median, as the machine may stop the server
@@ -248,18 +264,15 @@ impl<'a> Bench<'a> {
         Ok((bench, line))
     }
 
-    /// All cells of a policy: one, or the candidates of `oracle`.
-    fn policy(&self, policy: &str) -> Result<()> {
-        if policy == "oracle" {
-            for placement in self.vms.layout.oracles(self.workload) {
-                let name = format!("oracle:{}", placement.name);
-                let cell = self.cell(&name, Some(placement));
-                print(&Line::Cell(cell.with_context(|| format!("{}, {name}", self.workload.name))?))?;
+    /// All cells of a policy by name: one, or the candidates of `oracle`.
+    fn variants(&self, policy: &str) -> Vec<(String, Option<&'static Placement>)> {
+        match policy {
+            "oracle" => {
+                let placements = self.vms.layout.oracles(self.workload).iter();
+                placements.map(|placement| (format!("oracle:{}", placement.name), Some(placement))).collect()
             }
-            return Ok(());
+            _ => vec![(policy.to_owned(), None)],
         }
-        let cell = self.cell(policy, None);
-        print(&Line::Cell(cell.with_context(|| format!("{}, {policy}", self.workload.name))?))
     }
 
     /// A cell by the name of its policy, such as `oracle:at-home`.
@@ -284,7 +297,10 @@ impl<'a> Bench<'a> {
         let all = self.options.periods;
         let measured = if fixed { MEASURED_STATIC.min(all) } else { all };
         let (length_s, dilation) = (self.period_s, self.dilation);
-        let usual = Periods { policy_s: length_s, length_s, warm_up: WARM_UP, measured, dilation };
+        let usual = match self.options.smoke {
+            true => Periods { policy_s: length_s, length_s, warm_up: 1, measured: 1, dilation },
+            false => Periods { policy_s: length_s, length_s, warm_up: WARM_UP, measured, dilation },
+        };
         let of = |modelled_s: f64, dilation: f64| {
             let (period_s, (least, most)) = (modelled_s * dilation, PERIODS_S);
             let within = (least..=most).contains(&period_s);
@@ -307,29 +323,27 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// Measures a cell, again if the machine stopped the server too often: then periods are too long, and limits are reached. Also if vCPUs had so little CPU time that it would not count, and not much less: that may be chance.
+    /// Measures a cell, again if the machine stopped the server too often: then periods are too long, and limits are reached. Also if vCPUs
+    /// had so little CPU time that it would not count, and not much less: that may be chance.
     pub fn cell(&self, policy: &str, fixed: Option<&Placement>) -> Result<Cell> {
         let name = policy;
         let (policy, mut lengths) = self.periods(name, fixed.is_some())?;
-        let mut repeated = 0;
-        loop {
-            let began = Instant::now();
-            let cell = self.once((name, policy), lengths, fixed);
-            let late = |cell: &Cell| cell.measured().iter().any(|period| self.is_torn(period, lengths));
-            let problem = match &cell {
-                Ok(cell) if late(cell) => Some("interrupted by the machine".to_owned()),
-                Ok(cell) if name == overhead::CELL => self.other_dilation(cell, &mut lengths),
-                Ok(cell) if repeated < REPEATS_FOR_TIME.0 => self.lacks_cpu_time(name, cell),
-                Ok(_) => None,
-                Err(error) => Some(format!("{error:#}")),
+        let most = if self.options.smoke { 0 } else { REPEATS };
+        for repeated in 0.. {
+            let cell = self.once((name, policy), lengths, fixed)?;
+            let late = cell.measured().iter().any(|period| self.is_torn(period, lengths));
+            let problem = match late {
+                true => Some("interrupted by the machine".to_owned()),
+                false if name == overhead::CELL => self.other_dilation(&cell, &mut lengths),
+                false if repeated < REPEATS_FOR_TIME.0 => self.lacks_cpu_time(name, &cell),
+                false => None,
             };
-            let shown = problem.as_ref().map(|problem| format!(", {problem}")).unwrap_or_default();
-            eprintln!("{}: {name}: {} s{shown}", self.workload.name, began.elapsed().as_secs());
-            if problem.is_none() || repeated == REPEATS {
-                return Ok(Cell { repeated, ..cell? });
+            match problem {
+                Some(problem) if repeated < most => eprintln!("{}: {name}: {problem}", self.workload.name),
+                _ => return Ok(Cell { repeated, ..cell }),
             }
-            repeated += 1;
         }
+        bail!("{name}: repeated for ever")
     }
 
     /// The machine stopped the server in this period.
@@ -363,6 +377,17 @@ impl<'a> Bench<'a> {
         may_count.then(|| format!("{:.1} % of the CPU time under linux", least * 100.0))
     }
 
+    /// Counts all threads of programs, which run on the server's CPUs.
+    fn count<'p>(&self, programs: impl Iterator<Item = &'p Process>) -> Result<Vec<(String, Thread)>> {
+        let mut counted = Vec::new();
+        for Process(child) in programs {
+            let threads = threads_of(child.id() as i32)?;
+            threads.iter().try_for_each(|(_, thread)| host::affine(thread.tid, self.vms.layout.host_cpus))?;
+            counted.extend(threads);
+        }
+        Ok(counted)
+    }
+
     fn once(
         &self,
         (name, policy): (&str, &str),
@@ -383,12 +408,7 @@ impl<'a> Bench<'a> {
             self.vms.tell(&self.programs, placement)?;
         }
         let daemon = daemon.filter(|_| by_vnumad);
-        let mut counted = Vec::new();
-        for Process(child) in scheduler.iter().chain(&daemon) {
-            let threads = threads_of(child.id() as i32)?;
-            threads.iter().try_for_each(|(_, thread)| host::affine(thread.tid, self.vms.layout.host_cpus))?;
-            counted.extend(threads);
-        }
+        let counted = self.count(scheduler.iter().chain(&daemon))?;
         self.vms.release(fixed)?;
         let before = host::balanced()?;
         let mut numad = None;

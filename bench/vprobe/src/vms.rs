@@ -10,12 +10,8 @@ use crate::{
     threads::{Counted, Thread, Values, last_cpu},
 };
 use anyhow::{Context, Result, ensure};
-use std::{
-    cell::RefCell,
-    collections::BTreeMap,
-    io::{BufRead, BufReader},
-    time::Instant,
-};
+use std::{cell::RefCell, collections::BTreeMap, time::Instant};
+use vnuma_bench_common::talk::Lines;
 use vnuma_scenario::{Process, Vm};
 
 /// Where this program is in a guest.
@@ -158,11 +154,10 @@ impl Vms {
         let mut lines = Vec::new();
         for mut process in started {
             let out = process.0.stdout.take().context("the program's output")?;
-            let mut out = BufReader::new(out);
+            let mut out = Lines::of(out, format!("a program in {}", one.vm.name));
             // One for each vCPU.
             for _ in 0..VCPUS / count {
-                let mut line = String::new();
-                out.read_line(&mut line)?;
+                let line = out.next("a start")?;
                 let parsed = serde_json::from_str(&line);
                 lines.push(parsed.with_context(|| format!("a program in {} said {line:?}", one.vm.name))?);
             }
@@ -170,7 +165,7 @@ impl Vms {
                 && programs.ready.is_empty()
                 && let Some(input) = process.0.stdin.take()
             {
-                programs.talks.borrow_mut().push(Talk { input, out });
+                programs.talks.borrow_mut().push(Talk { input, lines: out });
             }
             programs.running.push(process);
         }

@@ -150,9 +150,29 @@ fn decide(criterion: &mut Criterion) {
     }
 }
 
+/// What a decision must compute, whatever its policy is, as plain loops: for each vCPU the node that it accesses most, how hard it uses
+/// its cache, and the order of all by that. The goal compares with it, so that a slow machine is slow for both.
+fn arithmetic(vcpus: &[VcpuSample]) -> Vec<(f64, u32, usize)> {
+    let one = |vcpu: &VcpuSample| {
+        let counts = vcpu.counts.as_ref()?;
+        let sum: u64 = counts.accesses.iter().sum();
+        let (node, most) = counts.accesses.iter().enumerate().max_by_key(|(_, accesses)| **accesses)?;
+        let pressure = counts.llc_references as f64 / counts.instructions as f64;
+        Some((pressure * *most as f64 / sum as f64, vcpu.cpu?, node))
+    };
+    let mut found: Vec<_> = vcpus.iter().filter_map(one).collect();
+    found.sort_by(|one, other| one.0.total_cmp(&other.0));
+    found
+}
+
+fn yardstick(criterion: &mut Criterion) {
+    let vcpus = vcpus(|at| at * 7);
+    criterion.bench_function("decide/arithmetic", |bencher| bencher.iter(|| arithmetic(black_box(&vcpus))));
+}
+
 criterion_group! {
     name = benches;
     config = Criterion::default().warm_up_time(Duration::from_millis(300)).measurement_time(Duration::from_secs(2));
-    targets = decide
+    targets = yardstick, decide
 }
 criterion_main!(benches);

@@ -7,7 +7,7 @@ use crate::{
 };
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
-use std::fs;
+use std::{fs, time::Instant};
 use vnuma_scenario::{Vm, wait_for};
 
 #[derive(clap::Args)]
@@ -53,6 +53,16 @@ fn print(backend: &str, way: &str, watched: &Watched, done: &Value) -> Result<()
     Ok(())
 }
 
+/// What it takes to tell the guest of a VM at rest: its channel is taken from it and given back, by which migrations are judged.
+fn yardstick(backend: &str, host: &Host) -> Result<()> {
+    host.insist(&["detach", NAME])?;
+    let began = Instant::now();
+    host.insist(&["attach", NAME])?;
+    host.wait_until_told()?;
+    println!("{}", json!({"backend": backend, "attach_ms": began.elapsed().as_secs_f64() * 1e3}));
+    Ok(())
+}
+
 fn of_qmp(rounds: usize) -> Result<()> {
     let hosts = &migrate::HOSTS;
     let vnumads = [hosts[0].start_vnumad()?, hosts[1].start_vnumad()?];
@@ -68,6 +78,7 @@ fn of_qmp(rounds: usize) -> Result<()> {
             .with_context(|| format!("{}, migration {number}", way.name()))?;
         // Its QEMU was left where it stood.
         drop(std::mem::replace(&mut vm, there));
+        yardstick("qmp", to)?;
     }
     load.check(&vm)?;
     drop((vm, vnumads));
@@ -141,6 +152,7 @@ fn of_libvirt(rounds: usize) -> Result<()> {
             Ok(there.is_some())
         })?;
         drop(std::mem::replace(&mut vm, there.context("no process")?));
+        yardstick("libvirt", other)?;
     }
     load.check(&vm)?;
     drop((vm, server));

@@ -1,11 +1,12 @@
 //! `make bench NAME=dsm`: the user-space DSM beside what its transports and page faults cost by themselves, and programs
 //! beside MPI. What it sends by RDMA is counted on a lab server.
 
+use super::{Form, build};
 use crate::{
     setup,
     steps::{run as run_command, workspace},
 };
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -16,24 +17,33 @@ use vnuma_lab_runner::LabRun;
 
 const PACKAGES: &str = "bench/dsm/host-packages.txt";
 
-/// Builds the benchmark with optimization, and runs it.
-pub fn run() -> Result<()> {
-    let mut build = Command::new(env!("CARGO"));
-    run_command(build.args(["build", "--release", "--locked", "-p", "vnuma-bench-dsm", "-p", "dsm-run"]))?;
-    let directory = workspace().join("target/bench/dsm");
+#[derive(clap::Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    form: Form,
+}
+
+/// Runs it.
+pub fn run(Arguments { form }: &Arguments) -> Result<()> {
+    ensure!(!form.full, "this benchmark has one form, and a short one");
+    let programs = build(form.smoke, &[("vnuma-bench-dsm", "bench-dsm"), ("dsm-run", "dsm-run")])?;
+    let [program, dsm_run] = &programs[..] else { bail!("a program is missing") };
+    let directory = workspace().join("target/bench").join(form.folder("dsm"));
     fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;
     let report = directory.join("report.json");
-    let built = |name: &str| workspace().join("target/release").join(name);
-    let mut bench = Command::new(built("bench-dsm"));
-    bench.arg("--report").arg(&report).arg("--dsm-run").arg(built("dsm-run"));
-    match mpi(&directory) {
-        Ok(programs) => bench.arg("--mpi").arg(programs),
-        Err(error) => bench.arg("--mpi-skipped").arg(format!("{error:#}")),
-    };
-    match rdma(&built("bench-dsm"), &directory) {
-        Ok(rows) => bench.arg("--rows").arg(rows),
-        Err(error) => bench.arg("--rows-skipped").arg(format!("{error:#}")),
-    };
+    let mut bench = Command::new(program);
+    bench.arg("--report").arg(&report).args(form.words());
+    if !form.smoke {
+        bench.arg("--dsm-run").arg(dsm_run);
+        match mpi(&directory) {
+            Ok(programs) => bench.arg("--mpi").arg(programs),
+            Err(error) => bench.arg("--mpi-skipped").arg(format!("{error:#}")),
+        };
+        match rdma(program, &directory) {
+            Ok(rows) => bench.arg("--rows").arg(rows),
+            Err(error) => bench.arg("--rows-skipped").arg(format!("{error:#}")),
+        };
+    }
     let measured = super::judged(&mut bench);
     println!("report: {}\npicture: {}", report.display(), report.with_extension("svg").display());
     measured

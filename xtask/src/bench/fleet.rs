@@ -1,28 +1,37 @@
 //! `make bench NAME=fleet`: placements on a simulated fleet.
 
-use super::Options;
-use crate::steps::workspace;
+use super::{Form, build};
 use anyhow::{Context, Result, ensure};
-use std::process::Command;
+use std::process::{Command, Stdio};
+
+#[derive(clap::Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    form: Form,
+    /// Print the report instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+/// VMs of the short form.
+const SMOKE: [&str; 2] = ["--starts", "200"];
 
 /// Runs it.
-pub fn run(options: &Options) -> Result<()> {
-    ensure!(!options.full, "this benchmark has no --full");
+pub fn run(Arguments { form, json }: &Arguments) -> Result<()> {
+    ensure!(!form.full, "this benchmark has one form, and a short one");
+    let built = build(form.smoke, &[("vnuma-bench-fleet", "bench-fleet")])?;
     let program = |json: bool| {
-        let mut command = Command::new(env!("CARGO"));
-        command.args(["run", "--release", "--locked", "--quiet", "-p", "vnuma-bench-fleet", "--"]);
-        command.args(json.then_some("--json")).current_dir(workspace());
+        let mut command = Command::new(&built[0]);
+        command.args(json.then_some("--json")).args(form.smoke.then_some(SMOKE).iter().flatten());
         command
     };
-    let output = program(true).stderr(std::process::Stdio::inherit()).output().context("cargo run")?;
+    let output = program(true).stderr(Stdio::inherit()).output().context("bench-fleet")?;
     ensure!(output.status.success(), "the simulation failed: {}", output.status);
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).context("the report")?;
-    super::write_report("fleet", &report)?;
-    if options.json {
+    super::write_report(&form.folder("fleet"), &report)?;
+    if *json {
         println!("{}", serde_json::to_string_pretty(&report)?);
         return Ok(());
     }
-    let status = program(false).status().context("cargo run")?;
-    ensure!(status.success(), "the simulation failed: {status}");
-    Ok(())
+    super::judged(&mut program(false))
 }

@@ -1,10 +1,10 @@
 //! What the place of a VM costs its workloads on passthrough devices.
 
 use super::{
-    Options,
+    Form,
     on_server::{OnServer, each},
 };
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use std::time::Duration;
 use vnuma_lab_runner::driver;
 
@@ -12,13 +12,23 @@ use vnuma_lab_runner::driver;
 const DRIVER: &str = "/root/vnuma.ko";
 const GUEST_KERNEL: &str = "6.12";
 
+#[derive(clap::Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    form: Form,
+    /// Only these workloads
+    #[arg(long, value_name = "WORKLOAD")]
+    workload: Vec<String>,
+    /// Only these configurations
+    #[arg(long, value_name = "CONFIGURATION")]
+    configuration: Vec<String>,
+}
+
 /// Runs it and judges it.
-pub fn run(options: &Options) -> Result<()> {
-    ensure!(!options.json, "this benchmark has no --json; its report is a file");
-    let full = options.full.then(|| "--full".to_owned());
-    let chosen = each("--workload", &options.workload).chain(each("--configuration", &options.configuration));
+pub fn run(Arguments { form, workload, configuration }: &Arguments) -> Result<()> {
     OnServer {
         name: "nuioa",
+        form: *form,
         server: "2n6c-iommu",
         peer: Some("2n4c"),
         // All sets of the caches: what testpmd and drivers touch is too little for a sample of them.
@@ -30,8 +40,8 @@ pub fn run(options: &Options) -> Result<()> {
             ("vnuma-bench-nuioa", "bench-nuioa"),
         ],
         files: vec![(driver::build(GUEST_KERNEL)?, DRIVER)],
-        measure: full.iter().cloned().chain(chosen).collect(),
-        judge: full.into_iter().collect(),
+        measure: each("--workload", workload).chain(each("--configuration", configuration)).collect(),
+        judge: Vec::new(),
         goes_on: false,
         hang: Duration::from_secs(2 * 3600),
     }

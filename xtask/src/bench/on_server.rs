@@ -1,6 +1,6 @@
 //! Benchmarks that measure on a lab server with counters, and judge here: one program does both.
 
-use super::{commit, judged, peer};
+use super::{Form, build, commit, judged, peer};
 use crate::steps::workspace;
 use anyhow::{Context, Result, ensure};
 use std::{
@@ -10,7 +10,7 @@ use std::{
     process::Command,
     time::Duration,
 };
-use vnuma_lab_runner::{Counters, Exec, Input, Lab, build_release_binaries, end_on_signals};
+use vnuma_lab_runner::{Counters, Exec, Input, Lab, end_on_signals};
 
 /// Where the server finds what was measured before.
 const DONE: &str = "/root/done.jsonl";
@@ -19,6 +19,8 @@ const DONE: &str = "/root/done.jsonl";
 pub struct OnServer {
     /// The folder of its report in target/bench.
     pub name: &'static str,
+    /// How much is measured.
+    pub form: Form,
     /// A profile of lab/profiles.
     pub server: &'static str,
     /// Another one, of a second server in the network of the first one. It has no counters, and the last program is the other end
@@ -30,9 +32,9 @@ pub struct OnServer {
     pub programs: &'static [(&'static str, &'static str)],
     /// Files that the server gets besides: here, and there.
     pub files: Vec<(PathBuf, &'static str)>,
-    /// Arguments of `server`.
+    /// Arguments of `server`, beside that of the form.
     pub measure: Vec<String>,
-    /// Arguments of `judge`.
+    /// Arguments of `judge`, likewise.
     pub judge: Vec<String>,
     /// What was measured before is kept, and told to the program, which goes on with the rest.
     pub goes_on: bool,
@@ -44,15 +46,15 @@ impl OnServer {
     /// Runs it and judges it. What the server measured before it failed is kept and can be judged by itself.
     pub fn run(&self) -> Result<()> {
         end_on_signals().context("signal handlers")?;
-        let programs = build_release_binaries(self.programs)?;
-        let directory = workspace().join("target/bench").join(self.name);
+        let programs = build(self.form.smoke, self.programs)?;
+        let directory = workspace().join("target/bench").join(self.form.folder(self.name));
         fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;
         // Those of one form are never mixed with those of the other.
         let raw = directory.join(if self.goes_on { "full.jsonl" } else { "raw.jsonl" });
         let measured = self.measure(&programs, &raw);
         let mut judge = Command::new(programs.last().context("the benchmark's program")?);
         judge.arg("judge").arg("--raw").arg(&raw).arg("--directory").arg(&directory);
-        let judged = judged(judge.args(["--commit", &commit()]).args(&self.judge));
+        let judged = judged(judge.args(["--commit", &commit()]).args(self.form.words()).args(&self.judge));
         measured.and(judged)
     }
 
@@ -73,7 +75,7 @@ impl OnServer {
         }
         let (_, bench) = self.programs.last().context("the benchmark's program")?;
         let mut argv = vec![(*bench).to_owned(), "server".to_owned()];
-        argv.extend(self.measure.iter().cloned());
+        argv.extend(self.form.words().into_iter().chain(self.measure.iter().cloned()));
         if self.goes_on {
             lab.put(raw, DONE, self.hang)?;
             argv.extend(["--done".to_owned(), DONE.to_owned()]);

@@ -1,7 +1,7 @@
 //! What language runtimes and allocators in a VM lose when its vCPUs move.
 
 use super::{
-    Options, commit,
+    Form, commit,
     on_server::{OnServer, each},
 };
 use crate::setup;
@@ -45,19 +45,68 @@ const BUILD_JAVA: &str = r#"
     cd "$2" && tar -cf java.tar jre *.class
 "#;
 
+#[derive(clap::Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    form: Form,
+    /// Print the report instead of a table
+    #[arg(long)]
+    json: bool,
+    /// Only these workloads
+    #[arg(long, value_name = "WORKLOAD")]
+    workload: Vec<String>,
+    /// Only these policies
+    #[arg(long, value_name = "POLICY")]
+    policy: Vec<String>,
+    /// Only so many changes a minute, for a VM of 16 vCPUs
+    #[arg(long, value_name = "N")]
+    changes: Vec<u32>,
+    /// Only changes by hand, or by a balancer
+    #[arg(long, value_name = "MOVER")]
+    by: Vec<String>,
+    /// Only with the guest's AutoNUMA on, or off
+    #[arg(long, value_name = "SWITCH")]
+    autonuma: Vec<String>,
+    /// At most so many cells now; the next run goes on
+    #[arg(long, value_name = "N", requires = "full")]
+    cells: Option<usize>,
+    /// Begin no cell after so many minutes; the next run goes on
+    #[arg(long, value_name = "MINUTES", requires = "full")]
+    minutes: Option<u64>,
+}
+
+impl Arguments {
+    /// Those of `server`.
+    fn measure(&self) -> Vec<String> {
+        let strings = |numbers: &[u32]| numbers.iter().map(u32::to_string).collect::<Vec<_>>();
+        let cells = self.cells.map(|cells| cells.to_string());
+        let minutes = self.minutes.map(|minutes| minutes.to_string());
+        each("--workload", &self.workload)
+            .chain(each("--policy", &self.policy))
+            .chain(each("--changes", &strings(&self.changes)))
+            .chain(each("--by", &self.by))
+            .chain(each("--autonuma", &self.autonuma))
+            .chain(each("--cells", cells.as_slice()))
+            .chain(each("--minutes", minutes.as_slice()))
+            .chain(["--commit".to_owned(), commit()])
+            .collect()
+    }
+}
+
 /// Runs it and judges it.
-pub fn run(options: &Options) -> Result<()> {
-    let directory = workspace().join("target/bench/runtimes");
+pub fn run(options: &Arguments) -> Result<()> {
+    let form = options.form;
+    let directory = workspace().join("target/bench").join(form.folder("runtimes"));
     fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;
     let mut files = vec![(driver::build(GUEST_KERNEL)?, DRIVER)];
     files.extend(runtime(&directory)?);
-    let cost = cost_of_reading(&directory);
+    let cost = if form.smoke { Ok(()) } else { cost_of_reading(&directory) };
     // What takes long to build or to bring is there only if it is measured.
     let is_chosen = |name: &str| options.workload.iter().any(|workload| workload.contains(name));
-    if options.workload.is_empty() || is_chosen("orders") {
+    if options.workload.is_empty() && !form.smoke || is_chosen("orders") {
         files.push((java(&directory)?, JAVA));
     }
-    let all = options.full && options.workload.is_empty();
+    let all = form.full && options.workload.is_empty();
     if all || is_chosen("solver") {
         files.push((solver(&directory)?, SOLVER));
     }
@@ -69,11 +118,9 @@ pub fn run(options: &Options) -> Result<()> {
     if all || is_chosen("tcmalloc") {
         files.push((tcmalloc(&directory)?, TCMALLOC[1]));
     }
-    let full = options.full.then(|| "--full".to_owned());
-    let chosen = each("--workload", &options.workload).chain(each("--policy", &options.policy));
-    let changes: Vec<String> = options.changes.iter().map(u32::to_string).collect();
     OnServer {
         name: "runtimes",
+        form,
         server: "2n8c",
         peer: None,
         // Priced by profiles of both caches.
@@ -84,26 +131,10 @@ pub fn run(options: &Options) -> Result<()> {
             ("vnuma-bench-runtimes", "bench-runtimes"),
         ],
         files,
-        measure: full
-            .iter()
-            .cloned()
-            .chain(chosen)
-            .chain(each("--changes", &changes))
-            .chain(each("--by", &options.by))
-            .chain(each("--autonuma", &options.autonuma))
-            .chain(each(
-                "--cells",
-                &options.cells.map(|cells| cells.to_string()).into_iter().collect::<Vec<_>>(),
-            ))
-            .chain(each(
-                "--minutes",
-                &options.minutes.map(|all| all.to_string()).into_iter().collect::<Vec<_>>(),
-            ))
-            .chain(["--commit".to_owned(), commit()])
-            .collect(),
-        judge: full.into_iter().chain(options.json.then(|| "--json".to_owned())).collect(),
-        goes_on: options.full,
-        hang: Duration::from_secs(if options.full { 24 } else { 4 } * 3600),
+        measure: options.measure(),
+        judge: options.json.then(|| "--json".to_owned()).into_iter().collect(),
+        goes_on: form.full,
+        hang: Duration::from_secs(if form.full { 24 } else { 4 } * 3600),
     }
     .run()
     .and(cost)

@@ -2,16 +2,14 @@
 
 mod full;
 
-use super::commit;
-use crate::steps::workspace;
-use anyhow::{Context, Result, ensure};
-use std::{
-    fs::{self, File},
-    path::Path,
-    process::Command,
-    time::Duration,
+use super::{
+    Form,
+    on_server::{OnServer, each},
 };
-use vnuma_lab_runner::{Counters, Exec, Input, Lab, build_release_binaries, end_on_signals};
+use crate::steps::workspace;
+use anyhow::{Context, Result};
+use std::{fs, time::Duration};
+use vnuma_lab_runner::{Lab, build_release_binaries, end_on_signals};
 
 const SERVER: &str = "2n8c";
 /// Priced by profiles of both caches.
@@ -26,48 +24,57 @@ const PROGRAMS: [(&str, &str); 4] = [
     ("vnuma-bench-vprobe", "bench-vprobe"),
 ];
 
-/// Runs it and judges it. What the server measured before it failed is kept and can be judged by itself.
-pub fn run(options: &super::Options) -> Result<()> {
-    ensure!(!options.json, "this benchmark has no --json; its report is a file");
-    let pieces = options.cells.is_some() || options.minutes.is_some() || !options.part.is_empty();
-    ensure!(options.full || !pieces, "--part, --cells and --minutes are for --full");
-    ensure!(!(options.full && options.sched_ext), "--full sets places by affinities and has no --sched-ext");
-    end_on_signals().context("signal handlers")?;
-    let programs = build_release_binaries(&PROGRAMS)?;
-    let name = if options.sched_ext { "vprobe-sched-ext" } else { "vprobe" };
-    let directory = workspace().join("target/bench").join(name);
-    fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;
-    if options.full {
-        return full::run(options, &programs, &directory);
-    }
-    let raw = directory.join("raw.jsonl");
-    let measured = measure(&programs, options, &raw);
-    let bench = programs.last().context("bench-vprobe")?;
-    let mut judge = Command::new(bench);
-    judge
-        .arg("judge")
-        .arg("--raw")
-        .arg(&raw)
-        .arg("--directory")
-        .arg(&directory)
-        .args(["--commit", &commit()]);
-    let judged = super::judged(&mut judge);
-    measured.and(judged)
+#[derive(clap::Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    form: Form,
+    /// Only these workloads
+    #[arg(long, value_name = "WORKLOAD")]
+    workload: Vec<String>,
+    /// Only these policies
+    #[arg(long, value_name = "POLICY")]
+    policy: Vec<String>,
+    /// Set the places of vnumad's policies by scx_vnuma, not by affinities
+    #[arg(long, conflicts_with = "full")]
+    sched_ext: bool,
+    /// Only these parts
+    #[arg(long, value_name = "PART", requires = "full")]
+    part: Vec<String>,
+    /// At most so many cells now; the next run goes on
+    #[arg(long, value_name = "N", requires = "full")]
+    cells: Option<usize>,
+    /// Begin no cell after so many minutes; the next run goes on
+    #[arg(long, value_name = "MINUTES", requires = "full")]
+    minutes: Option<u64>,
 }
 
-fn measure(programs: &[std::path::PathBuf], options: &super::Options, raw: &Path) -> Result<()> {
-    let mut file = File::create(raw).with_context(|| raw.display().to_string())?;
-    let counters: Counters = COUNTERS.parse()?;
-    let lab = Lab::boot_with(SERVER, Some(&counters))?;
-    put(&lab, programs)?;
-    let mut argv = vec!["bench-vprobe".to_owned(), "server".to_owned()];
-    argv.extend(options.workload.iter().flat_map(|name| ["--workload".to_owned(), name.clone()]));
-    argv.extend(options.policy.iter().flat_map(|name| ["--policy".to_owned(), name.clone()]));
-    argv.extend(options.sched_ext.then(|| "--sched-ext".to_owned()));
-    let exec = Exec { argv, ..Exec::default() };
-    let status = lab.exec(&exec, Input::Null, &mut file, &mut std::io::stderr(), HANG)?;
-    ensure!(status == 0, "bench-vprobe on the server: status {status}");
-    Ok(())
+/// Runs it and judges it.
+pub fn run(options: &Arguments) -> Result<()> {
+    if options.form.full {
+        end_on_signals().context("signal handlers")?;
+        let programs = build_release_binaries(&PROGRAMS)?;
+        let directory = workspace().join("target/bench/vprobe");
+        fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;
+        return full::run(options, &programs, &directory);
+    }
+    let sched_ext = options.sched_ext.then(|| "--sched-ext".to_owned());
+    OnServer {
+        name: if options.sched_ext { "vprobe-sched-ext" } else { "vprobe" },
+        form: options.form,
+        server: SERVER,
+        peer: None,
+        counters: COUNTERS,
+        programs: &PROGRAMS,
+        files: Vec::new(),
+        measure: each("--workload", &options.workload)
+            .chain(each("--policy", &options.policy))
+            .chain(sched_ext)
+            .collect(),
+        judge: Vec::new(),
+        goes_on: false,
+        hang: HANG,
+    }
+    .run()
 }
 
 fn put(lab: &Lab, programs: &[std::path::PathBuf]) -> Result<()> {

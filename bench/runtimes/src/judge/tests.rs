@@ -1,4 +1,5 @@
 use super::*;
+use std::fs;
 use vnuma_bench_common::threads::Values;
 
 /// With no accesses to memory cycles are instructions.
@@ -257,11 +258,13 @@ fn a_vcpu_has_recovered_when_it_is_as_local_as_before() {
         recover_s(&[change(0.5, 0)], &[sample(1.0, [3, 0]), sample(2.0, [90, 0]), sample(3.0, [4, 0])]),
         Some(2.5)
     );
-    // The other one never does, and one of two is the upper median.
+    // The other one never does, and the median of two is the lower one.
     assert_eq!(recover_s(&[change(1.1, 1)], &samples(80, 12)), None);
-    assert_eq!(recover_s(&[change(1.1, 0), change(1.2, 1)], &samples(80, 12)), None);
-    // It goes again before.
-    assert_eq!(recover_s(&[change(1.1, 0), change(2.5, 0)], &samples(80, 80)), None);
+    assert_eq!(recover_s(&[change(1.1, 0), change(1.2, 1)], &samples(80, 12)), Some(3.0 - 1.1));
+    assert_eq!(recover_s(&[change(1.1, 0), change(1.2, 1), change(1.3, 1)], &samples(80, 12)), None);
+    // It goes again before, and after that it is as local as it was then.
+    assert_eq!(recover_s(&[change(1.1, 0), change(2.5, 0)], &samples(80, 80)), Some(4.0 - 2.5));
+    assert_eq!(recover_s(&[change(1.1, 0), change(1.2, 0), change(2.5, 0)], &samples(80, 80)), None);
     assert_eq!(recover_s(&[], &samples(0, 0)), None);
 }
 

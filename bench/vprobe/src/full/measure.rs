@@ -65,7 +65,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         boot.cells(&ids, &line, |policy| vms.cell(policy), &mut failed)?;
     } else {
         let counted = Counted::Programs(setup.layout.classes);
-        let options = Options { periods: MEASURED, sched_ext: false };
+        let options = Options { periods: MEASURED, sched_ext: false, smoke: false };
         let mut timers = None;
         for group in ids.chunk_by(|one, next| one.workload == next.workload) {
             if (boot.late)() {

@@ -3,10 +3,11 @@
 use crate::{guest_memory::GuestMemory, load::Ready};
 use anyhow::{Context, Result, ensure};
 use std::{
-    io::{BufRead, BufReader, Write},
+    io::Write,
     process::{ChildStdin, ChildStdout},
     time::Duration,
 };
+use vnuma_bench_common::talk::Lines;
 use vnuma_scenario::{Vm, vnumactl, vnumad, wait_for};
 
 /// What lab-vm is told of its shape.
@@ -75,7 +76,7 @@ pub fn wait_until_told(vm: &Vm, nodes: &[usize]) -> Result<()> {
 /// With a program in a guest.
 pub struct Talk {
     pub input: ChildStdin,
-    pub out: BufReader<ChildStdout>,
+    pub lines: Lines<ChildStdout>,
 }
 
 impl Talk {
@@ -84,8 +85,7 @@ impl Talk {
         let mut share = 0.0;
         for _ in 0..ATTEMPTS {
             writeln!(self.input, "{node}").and_then(|()| self.input.flush()).context("telling a program")?;
-            let mut line = String::new();
-            self.out.read_line(&mut line)?;
+            let line = self.lines.next("memory that goes to another node")?;
             let ready: Ready =
                 serde_json::from_str(&line).with_context(|| format!("a program said {line:?}"))?;
             share = share_within(&ready.memory, memory.of_node(node));

@@ -1,8 +1,8 @@
 //! `--full`: a boot of the lab for each batch of cells that are missing, until none is, or as far as was asked for.
 
 use super::{
-    super::{Options, commit, judged},
-    HANG, PROGRAMS, put,
+    super::{commit, judged},
+    Arguments, HANG, PROGRAMS, put,
 };
 use crate::steps::workspace;
 use anyhow::{Context, Result, bail, ensure};
@@ -43,7 +43,7 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(options: &Options, programs: &[PathBuf], directory: &Path) -> Result<Self> {
+    fn new(options: &Arguments, programs: &[PathBuf], directory: &Path) -> Result<Self> {
         let image = Image::ensure(Progress::Show)?;
         // Names and versions of everything in the image; the kernels themselves, as they are entered.
         let mut inputs = vec![("packages".to_owned(), image.tree().join("var/lib/dpkg/status"))];
@@ -83,7 +83,7 @@ impl Bench {
 }
 
 /// Measures what is missing, and judges what there is.
-pub fn run(options: &Options, programs: &[PathBuf], directory: &Path) -> Result<()> {
+pub fn run(options: &Arguments, programs: &[PathBuf], directory: &Path) -> Result<()> {
     let began = Instant::now();
     let bench = Bench::new(options, programs, directory)?;
     let budget = options.minutes.map(|minutes| Duration::from_secs(minutes * 60));
