@@ -177,16 +177,10 @@ pub fn status(input: &[u8]) {
     let generation = channel.publish(&sample(1)).expect("published");
     guest.memory.write_all_at(&area, GUEST_OFFSET as u64).expect("written");
     let status = channel.guest_status();
-    assert!(
-        status.supported.len() <= MAX_SUPPORTED && status.supported.iter().all(|section| section.kind != 0)
-    );
-    assert!(
-        status
-            .driver
-            .refused
-            .is_none_or(|(generation, errno)| generation != 0 && (0..=4095).contains(&errno))
-    );
-    assert!(status.driver.version.is_some() || status == vnuma_channel::GuestStatus::default());
+    let (supported, driver) = (&status.supported, &status.driver);
+    assert!(supported.len() <= MAX_SUPPORTED && supported.iter().all(|section| section.kind != 0));
+    assert!(driver.refused.is_none_or(|(generation, errno)| generation != 0 && (0..=4095).contains(&errno)));
+    assert!(driver.version.is_some() || status == vnuma_channel::GuestStatus::default());
     let acknowledged = channel.take_acknowledgement().expect("taken");
     // It may be one of the publications before.
     assert!(acknowledged.is_none_or(|taken| taken == status.acknowledged && taken <= generation));

@@ -11,7 +11,7 @@ use super::counts::none_of;
 use super::{
     Core,
     event::{Ask, Level},
-    refusal::Refusal,
+    refusal::{Refusal, refuse_if_migrating},
     requests::{Taken, check_publishable},
     waiting::Until,
 };
@@ -408,17 +408,6 @@ const ATTACH_PAUSE_NS: u64 = 1_000_000_000;
 /// Does this description say that a VM which waited does not any more?
 pub(super) fn has_arrived(before: &Vm, description: &VmDescription) -> bool {
     before.waits() && description.run_state != before.description.run_state && !has_left(description)
-}
-
-/// Why nothing else is done with the channel of a VM that migrates.
-pub(super) fn refuse_if_migrating(vm: &Vm) -> Result<(), Refusal> {
-    match vm.migration.as_ref().filter(|migration| !migration.phase().is_over()) {
-        Some(migration) => {
-            let destination = migration.destination.clone();
-            Err(Refusal::Migrating { vm: vm.name().to_owned(), destination })
-        }
-        None => Ok(()),
-    }
 }
 
 fn vm_is_served(vm: Option<&Vm>) -> bool {

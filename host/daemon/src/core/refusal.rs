@@ -4,7 +4,7 @@ use vnuma_api::{ApiError, ErrorKind};
 use vnuma_channel::{ChannelError, ContentError};
 use vnuma_hypervisor::VmError;
 use vnuma_observe::SysfsError;
-use vnuma_policy::world::{RehomeObstacle, ResizeObstacle, UNPLUG_LIMIT_NS};
+use vnuma_policy::world::{RehomeObstacle, ResizeObstacle, UNPLUG_LIMIT_NS, Vm};
 use vnuma_process::ActError;
 
 /// Longest message with text from elsewhere, in bytes.
@@ -160,6 +160,17 @@ impl Refusal {
 impl From<Refusal> for ApiError {
     fn from(refusal: Refusal) -> Self {
         Self { error: refusal.kind(), message: refusal.to_string() }
+    }
+}
+
+/// Why nothing else is done with the channel of a VM that migrates.
+pub(super) fn refuse_if_migrating(vm: &Vm) -> Result<(), Refusal> {
+    match vm.migration.as_ref().filter(|migration| !migration.phase().is_over()) {
+        Some(migration) => {
+            let destination = migration.destination.clone();
+            Err(Refusal::Migrating { vm: vm.name().to_owned(), destination })
+        }
+        None => Ok(()),
     }
 }
 

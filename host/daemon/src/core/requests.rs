@@ -5,9 +5,8 @@ use super::{
     Core,
     content::content,
     event::{Ask, Request},
-    migration::refuse_if_migrating,
     names::not_connected,
-    refusal::Refusal,
+    refusal::{Refusal, refuse_if_migrating},
     reply::ReplyTo,
     waiting::{Due, Then, Until},
 };
