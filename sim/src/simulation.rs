@@ -8,8 +8,7 @@ use crate::{
     world::{Serial, Slot, World},
 };
 use std::{
-    cmp::Ordering,
-    collections::{BinaryHeap, VecDeque},
+    collections::{BTreeMap, VecDeque},
     fmt::{Debug, Write as _},
     sync::{Arc, Mutex, PoisonError},
 };
@@ -41,35 +40,6 @@ pub struct Settings {
     pub fault: Option<Fault>,
 }
 
-#[derive(Debug)]
-struct Entry {
-    time_ns: u64,
-    sequence: u64,
-    /// Of which daemon it is; `None`: of the world.
-    daemon: Option<u64>,
-    action: Action,
-}
-
-impl PartialEq for Entry {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == Ordering::Equal
-    }
-}
-
-impl Eq for Entry {}
-
-impl PartialOrd for Entry {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Entry {
-    fn cmp(&self, other: &Self) -> Ordering {
-        (other.time_ns, other.sequence).cmp(&(self.time_ns, self.sequence))
-    }
-}
-
 /// What came of a run.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Outcome {
@@ -84,7 +54,7 @@ pub struct Outcome {
     /// Simulated seconds.
     pub simulated_s: f64,
     /// What happened, counted.
-    pub counts: std::collections::BTreeMap<&'static str, u64>,
+    pub counts: BTreeMap<&'static str, u64>,
     /// Checks that were made.
     pub checks: u64,
     /// How often the fault that was put in struck.
@@ -104,11 +74,12 @@ pub struct Simulation {
     pub(crate) saboteur: Saboteur,
     pub(crate) stalled_until_ns: u64,
     pub(crate) chaotic: bool,
-    pub(crate) counts: std::collections::BTreeMap<&'static str, u64>,
+    pub(crate) counts: BTreeMap<&'static str, u64>,
     pub(crate) scan_soon: bool,
     incarnation: u64,
     sequence: u64,
-    queue: BinaryHeap<Entry>,
+    /// By time and order: of which daemon it is, or of the world (`None`), and what happens.
+    queue: BTreeMap<(u64, u64), (Option<u64>, Action)>,
     last_request: RequestId,
     /// Answers that were given and are not checked yet.
     answers: Arc<Mutex<Vec<Answer>>>,
@@ -154,11 +125,11 @@ impl Simulation {
             saboteur,
             stalled_until_ns: 0,
             chaotic: true,
-            counts: std::collections::BTreeMap::new(),
+            counts: BTreeMap::new(),
             scan_soon: false,
             incarnation: 0,
             sequence: 0,
-            queue: BinaryHeap::new(),
+            queue: BTreeMap::new(),
             last_request: 0,
             answers: Arc::default(),
             events: 0,
@@ -236,13 +207,13 @@ impl Simulation {
     }
 
     fn next_ns(&self) -> Option<u64> {
-        let queued = self.queue.peek().map(|entry| entry.time_ns);
+        let queued = self.queue.first_key_value().map(|((time_ns, _), _)| *time_ns);
         [queued, self.deadline_ns()].into_iter().flatten().min()
     }
 
     /// The next thing happens.
     fn advance(&mut self) -> bool {
-        let queued = self.queue.peek().map(|entry| entry.time_ns);
+        let queued = self.queue.first_key_value().map(|((time_ns, _), _)| *time_ns);
         if let Some(deadline_ns) = self.deadline_ns()
             && queued.is_none_or(|time_ns| deadline_ns <= time_ns)
         {
@@ -253,10 +224,10 @@ impl Simulation {
             }
             return true;
         }
-        let Some(entry) = self.queue.pop() else { return false };
-        self.now_ns = self.now_ns.max(entry.time_ns);
-        if entry.daemon.is_none_or(|daemon| daemon == self.incarnation) {
-            self.act(entry.action);
+        let Some(((time_ns, _), (daemon, action))) = self.queue.pop_first() else { return false };
+        self.now_ns = self.now_ns.max(time_ns);
+        if daemon.is_none_or(|daemon| daemon == self.incarnation) {
+            self.act(action);
         }
         true
     }
@@ -316,8 +287,7 @@ impl Simulation {
 
     fn push(&mut self, after_ns: u64, daemon: Option<u64>, action: Action) {
         self.sequence += 1;
-        let (time_ns, sequence) = (self.now_ns + after_ns, self.sequence);
-        self.queue.push(Entry { time_ns, sequence, daemon, action });
+        self.queue.insert((self.now_ns + after_ns, self.sequence), (daemon, action));
     }
 
     /// An event arrives after a time of up to `most_ns`.
