@@ -1,6 +1,7 @@
 //! `make test`: format, lints, unit and property tests, recorded servers, lab tests. `make soak`: the long runs.
 //! `make check`: what a change needs most, in minutes.
 
+use crate::bench::{SMOKE_HERE, SMOKE_IN_LAB};
 use crate::build::{Built, PROGRAMS, TestProgram, WORKSPACE};
 use crate::changed::Changed;
 use crate::deb;
@@ -230,8 +231,21 @@ fn test_jobs(built: &Built, fetched: Fetched, turn: Turn) -> Result<Vec<Job>> {
     for program in lab_tests(built) {
         jobs.push(in_lab(tests(&program.name(), program, &["--nocapture", "--test-threads", "1"])));
     }
+    let benchmarks = [SMOKE_HERE[turn.of(SMOKE_HERE.len())], SMOKE_IN_LAB[turn.of(SMOKE_IN_LAB.len())]];
+    jobs.extend(short_forms(built, &benchmarks)?);
     jobs.extend(scenarios(built, Some(turn))?);
     Ok(jobs)
+}
+
+/// Short forms of benchmarks.
+fn short_forms(built: &Built, names: &[&str]) -> Result<Vec<Job>> {
+    let xtask = built.program("xtask")?;
+    let one = |name: &&str| {
+        let job =
+            Job::new(&format!("bench: short form of {name}"), program(xtask, &["bench", name, "--smoke"]));
+        if SMOKE_IN_LAB.contains(name) { in_lab(job) } else { job.lane(Lane::Cargo).seconds(90.0) }
+    };
+    Ok(names.iter().map(one).collect())
 }
 
 fn lab_tests(built: &Built) -> impl Iterator<Item = &TestProgram> {
@@ -402,6 +416,7 @@ fn soak_jobs(built: &Built) -> Result<Vec<Job>> {
         let arguments = ["--nocapture", "--ignored", "--test-threads", "1"];
         jobs.push(in_lab(tests(&program.name(), program, &arguments)));
     }
+    jobs.extend(short_forms(built, &[&SMOKE_HERE[..], &SMOKE_IN_LAB[..]].concat())?);
     let exact = built.test(COUNTERS.0, COUNTERS.1)?;
     jobs.push(in_lab(tests(
         "lab: exactness of the counters",
