@@ -13,7 +13,7 @@ const LONG: usize = 70;
 
 /// What is counted, and how much of it there may be. A commit that lowers a count lowers its limit.
 const LIMITS: [(&str, usize); 6] = [
-    ("circles of imports", 9),
+    ("circles of imports", 8),
     ("imports upwards", 0),
     ("fields of the daemon's Core", 14),
     ("functions over 70 lines", 0),

@@ -1,7 +1,7 @@
 //! How long it takes from the arrival of a VM that migrates until its guest is told where its vCPUs are: on a lab server that stands
 //! for two hosts.
 
-use super::{Form, build, check_goals, commit, on_server::run_on, write_report};
+use super::{Form, build, check_goals, commit, peer::run_on, write_report};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};

@@ -1,16 +1,18 @@
 //! Benchmarks that measure on a lab server with counters, and judge here: one program does both.
 
-use super::{Form, build, commit, judged, peer};
+use super::{
+    Form, build, commit, judged,
+    peer::{self, run_on},
+};
 use crate::steps::workspace;
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use std::{
     fs::{self, File},
-    io::Write,
     path::{Path, PathBuf},
     process::Command,
     time::Duration,
 };
-use vnuma_lab_runner::{Counters, Exec, Input, Lab, end_on_signals};
+use vnuma_lab_runner::{Counters, Input, Lab, end_on_signals};
 
 /// Where the server finds what was measured before.
 const DONE: &str = "/root/done.jsonl";
@@ -102,22 +104,6 @@ fn append(path: &Path) -> Result<File> {
     Ok(file)
 }
 
-/// Runs a program on a server to its end.
-pub fn run_on(
-    lab: &Lab,
-    argv: Vec<String>,
-    input: Input<'_>,
-    output: &mut dyn Write,
-    hang: Duration,
-) -> Result<()> {
-    let name = argv.join(" ");
-    let exec = Exec { argv, ..Exec::default() };
-    let status =
-        lab.exec(&exec, input, output, &mut std::io::stderr(), hang).with_context(|| name.clone())?;
-    ensure!(status == 0, "{name}: status {status}");
-    Ok(())
-}
-
 /// An option for each of these values.
 pub fn each(option: &str, values: &[String]) -> impl Iterator<Item = String> {
     values.iter().flat_map(move |value| [option.to_owned(), value.clone()])
@@ -126,6 +112,7 @@ pub fn each(option: &str, values: &[String]) -> impl Iterator<Item = String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Write;
 
     #[test]
     fn a_run_that_was_cut_off_leaves_whole_lines() {

@@ -1,8 +1,7 @@
-//! A program on a server with counters that has its other end on a second server. They talk by this machine, as their own network is
-//! measured.
+//! Runs a program on a lab server, or on two: one has counters, and its other end is on the second one. Those talk by this machine, as
+//! their own network is measured.
 
-use super::on_server::run_on;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use std::{
     fs::File,
     io::{self, Write},
@@ -10,10 +9,25 @@ use std::{
     thread,
     time::Duration,
 };
-use vnuma_lab_runner::{Input, Lab};
+use vnuma_lab_runner::{Exec, Input, Lab};
 
 /// A line of the first server that is for the second one.
 const REQUEST: &str = "{\"peer\":";
+
+/// Runs a program on a server to its end.
+pub fn run_on(
+    lab: &Lab,
+    argv: Vec<String>,
+    input: Input<'_>,
+    output: &mut dyn Write,
+    hang: Duration,
+) -> Result<()> {
+    let name = argv.join(" ");
+    let exec = Exec { argv, ..Exec::default() };
+    let status = lab.exec(&exec, input, output, &mut io::stderr(), hang).with_context(|| name.clone())?;
+    ensure!(status == 0, "{name}: status {status}");
+    Ok(())
+}
 
 /// Runs a program on each of them. Results of the first one go to the file.
 pub fn run(labs: [&Lab; 2], argvs: [Vec<String>; 2], results: File, hang: Duration) -> Result<()> {
