@@ -114,6 +114,7 @@ impl Boot {
                         took_s: started.elapsed().as_secs_f64(),
                         workload: workload.clone(),
                         cell,
+                        commit: String::new(),
                     },
                 })?,
                 // The others are worth having all the same.

@@ -1,4 +1,4 @@
-//! The full run: hours, in pieces. Its cells are stored by commit and configuration, and a run that was cut off goes on with what is
+//! The full run: hours, in pieces. Its cells are stored by configuration, and a run that was cut off goes on with what is
 //! missing.
 
 pub mod committed;

@@ -51,7 +51,9 @@ pub struct Median {
     pub cycles_per_op_low: f64,
     /// And the most.
     pub cycles_per_op_high: f64,
-    /// The repetition in the middle.
+    /// What measured the repetition in the middle.
+    pub commit: String,
+    /// That repetition.
     #[serde(flatten)]
     pub row: Row,
 }
@@ -88,6 +90,7 @@ struct Dilation {
 /// A repetition as a profile prices it.
 #[derive(Clone)]
 struct Repetition {
+    commit: String,
     row: Row,
     from_start: f64,
     node_changes: Vec<usize>,
@@ -122,6 +125,7 @@ fn median(setup: &str, all: Vec<Repetition>) -> Option<Median> {
         cycles_per_op_low: low,
         cycles_per_op_high: high,
         cycles_per_op_from_start: middle.from_start,
+        commit: middle.commit,
         row: middle.row,
     })
 }
@@ -136,6 +140,7 @@ fn priced(
     let workload = crate::committed::workload(&id.workload);
     let cell = &measured.cell;
     Repetition {
+        commit: measured.commit.clone(),
         from_start: score(profile, &cell.periods, by_linux.balanced, workload, 0),
         row: cell.row(profile, by_linux),
         node_changes: node_changes(
@@ -481,6 +486,7 @@ mod tests {
         let row =
             Row { cycles_per_op: *cycles_per_op, does_not_count: why.map(str::to_owned), ..Row::default() };
         Repetition {
+            commit: "abc".to_owned(),
             row,
             from_start: 2.0 * cycles_per_op,
             node_changes: Vec::new(),

@@ -17,7 +17,7 @@ use std::{
 };
 
 /// Version of the files.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 /// A cell has some hundred kilobytes at most.
 const LARGEST: u64 = 16 << 20;
 /// No counter, and no time in nanoseconds, reaches this in a period.
@@ -32,10 +32,11 @@ const LEVELS: usize = 2;
 #[serde(deny_unknown_fields)]
 struct Header {
     format: u32,
+    /// What measured it.
     commit: String,
     configuration: String,
     cell: Id,
-    /// Of the second line.
+    /// Of the commit and the second line.
     sha256: String,
 }
 
@@ -53,9 +54,12 @@ pub struct Measured {
     pub workload: raw::Workload,
     /// The cell.
     pub cell: raw::Cell,
+    /// What measured it, once it is stored.
+    #[serde(skip)]
+    pub commit: String,
 }
 
-/// Cells of one commit and configuration.
+/// Cells of one configuration, whichever commit measured them.
 #[derive(Debug)]
 pub struct Store {
     directory: PathBuf,
@@ -66,7 +70,7 @@ pub struct Store {
 impl Store {
     /// The store in `root`, which is made if it is not there.
     pub fn open(root: &Path, commit: &str, configuration: &str) -> Result<Self> {
-        let directory = root.join(commit.replace(' ', "-")).join(configuration);
+        let directory = root.join(configuration);
         fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;
         Ok(Self { directory, commit: commit.to_owned(), configuration: configuration.to_owned() })
     }
@@ -94,7 +98,7 @@ impl Store {
             commit: self.commit.clone(),
             configuration: self.configuration.clone(),
             cell: id.clone(),
-            sha256: hex(&Sha256::digest(&body)),
+            sha256: sum(&self.commit, &body),
         };
         let scratch = folder.join(format!(".{}.{}", id.policy, std::process::id()));
         let mut file = File::create(&scratch).with_context(at)?;
@@ -139,24 +143,22 @@ impl Store {
         let (header, body) = text.split_once('\n').context("it has one line, expected two")?;
         let header: Header = parse("header", header)?;
         ensure!(header.format == FORMAT, "header.format: {}, expected {FORMAT}", header.format);
-        ensure!(
-            header.commit == self.commit,
-            "header.commit: {:?}, expected {:?}",
-            header.commit,
-            self.commit
-        );
         let (found, expected) = (&header.configuration, &self.configuration);
         ensure!(found == expected, "header.configuration: {found:?}, expected {expected:?}");
         let id = header.cell;
         // Compared, not opened: the id is what a file says.
         ensure!(self.path(&id) == path, "header.cell: {id}: that cell has another file");
         let body = body.strip_suffix('\n').context("its second line is cut off")?;
-        let sum = hex(&Sha256::digest(body));
-        ensure!(sum == header.sha256, "header.sha256: {:?}, but its second line has {sum:?}", header.sha256);
-        let measured = parse("measured", body)?;
+        let sum = sum(&header.commit, body);
+        ensure!(sum == header.sha256, "header.sha256: {:?}, but the file has {sum:?}", header.sha256);
+        let measured: Measured = parse("measured", body)?;
         check(&id, &measured)?;
-        Ok((id, measured))
+        Ok((id, Measured { commit: header.commit, ..measured }))
     }
+}
+
+fn sum(commit: &str, body: &str) -> String {
+    hex(&Sha256::digest(format!("{commit}\n{body}")))
 }
 
 /// Parses a line; an error names the field.
@@ -171,7 +173,7 @@ fn parse<T: DeserializeOwned>(name: &str, line: &str) -> Result<T> {
 /// Whether it can be what was measured for that cell.
 fn check(id: &Id, measured: &Measured) -> Result<()> {
     let Some(setup) = committed::setup(&id.setup) else { bail!("cell.setup: {:?} is unknown", id.setup) };
-    let Measured { server, boot, took_s, workload, cell } = measured;
+    let Measured { server, boot, took_s, workload, cell, .. } = measured;
     let same = |field: &str, found: &str, expected: &str| {
         ensure!(found == expected, "{field}: {found:?}, expected {expected:?}");
         Ok(())
@@ -322,6 +324,7 @@ pub mod tests {
                 left_out: 0,
                 repeated: 0,
             },
+            commit: String::new(),
         }
     }
 
@@ -334,7 +337,7 @@ pub mod tests {
         let store = Store::open(directory.path(), "abc with changes", "0123").expect("a store");
         let id = id("vprobe", 1);
         store.put(&id, &measured(&id, [1, 0])).expect("stored");
-        let path = directory.path().join("abc-with-changes/0123/half/chase/vprobe.1.json");
+        let path = directory.path().join("0123/half/chase/vprobe.1.json");
         assert!(path.exists());
         (directory, store, path)
     }
@@ -381,11 +384,9 @@ pub mod tests {
             error.contains("4567/half/chase/vprobe.1.json")
                 && error.contains("header.configuration: \"0123\"")
         );
-        let other = Store::open(directory.path(), "abd", "0123").expect("a store");
-        let there = other.path(&id("vprobe", 1));
-        fs::create_dir_all(there.parent().expect("a folder")).expect("a folder");
-        fs::copy(&path, there).expect("a copy");
-        assert!(refused(&other).contains("header.commit: \"abc with changes\", expected \"abd\""));
+        // Another commit that measures the same goes on with it.
+        let later = Store::open(directory.path(), "abd", "0123").expect("a store");
+        assert_eq!(later.all().expect("good")[&id("vprobe", 1)].commit, "abc with changes");
         fs::copy(&path, path.with_file_name("linux.1.json")).expect("a copy");
         assert!(refused(&store).contains("linux.1.json is refused"), "{}", refused(&store));
         assert!(refused(&store).contains("header.cell: half, chase, vprobe, repetition 1"));
@@ -404,7 +405,7 @@ pub mod tests {
             commit: store.commit.clone(),
             configuration: store.configuration.clone(),
             cell: id("vprobe", 1),
-            sha256: hex(&Sha256::digest(&body)),
+            sha256: sum(&store.commit, &body),
         };
         let header = serde_json::to_string(&header).expect("JSON");
         fs::write(path, format!("{header}\n{body}\n")).expect("a file");
