@@ -33,7 +33,7 @@ use vnuma_model::{
 };
 use vnuma_policy::{
     Publication, SettlePolicy,
-    world::{ConnectionId, HostReading, RequestId, VmId},
+    world::{ConnectionId, HostReading, RequestId, TaskId, VmId},
 };
 
 const SECOND_NS: u64 = 1_000_000_000;
@@ -148,9 +148,9 @@ pub struct Checker {
     pub processes: BTreeMap<VmId, i32>,
     owners: BTreeMap<i32, (VmId, ApicId)>,
     requests: BTreeMap<RequestId, (u64, Wanted)>,
-    moving: BTreeSet<(VmId, i32, ApicId)>,
+    moving: BTreeMap<(VmId, i32, ApicId), (TaskId, HostNodeId)>,
     /// Masks that are being set, and the node that they are of.
-    confining: BTreeMap<(VmId, i32, ApicId), Option<HostNodeId>>,
+    confining: BTreeMap<(VmId, i32, ApicId), (TaskId, Option<HostNodeId>)>,
     memory: memory::Rules,
     migrations: Migrations,
     epochs: BTreeSet<u64>,
@@ -158,8 +158,8 @@ pub struct Checker {
     moved: Option<(VmId, ApicId, HostNodeId, bool)>,
     acknowledged: Option<u64>,
     arrived: Option<VmId>,
-    /// The move that has ended is one of the VM that is there now.
-    move_counts: bool,
+    /// The move that has ended, if it is one of the VM that is there now.
+    move_ended: Option<(VmId, ApicId, HostNodeId)>,
     /// A connection whose VM reports another name. The core accepts the name unless it closes the connection.
     renamed: Option<(ConnectionId, VmId, VmDescription)>,
     /// The same of one that says who it is for the first time.
@@ -184,7 +184,7 @@ impl Checker {
             processes: BTreeMap::new(),
             owners: BTreeMap::new(),
             requests: BTreeMap::new(),
-            moving: BTreeSet::new(),
+            moving: BTreeMap::new(),
             confining: BTreeMap::new(),
             memory: memory::Rules::default(),
             migrations: Migrations::default(),
@@ -192,7 +192,7 @@ impl Checker {
             moved: None,
             acknowledged: None,
             arrived: None,
-            move_counts: false,
+            move_ended: None,
             renamed: None,
             first: None,
             checks: 0,
@@ -243,18 +243,18 @@ impl Checker {
                     (vcpu.at, vcpu.diverged, vcpu.looked_at) = (None, None, true);
                 }
             }
-            Event::Moved(vm, vcpu, node, outcome) => {
-                self.moved = Some((*vm, *vcpu, *node, outcome.is_ok()));
-                let counts = self.move_counts;
-                if let (Ok(at), Some(view)) = (outcome, self.vcpu_mut(*vm, *vcpu).filter(|_| counts)) {
-                    (view.assigned, view.by_policy) = (Some(*node), false);
+            Event::Moved(_, outcome) => {
+                let Some((vm, vcpu, node)) = self.move_ended.take() else { return };
+                self.moved = Some((vm, vcpu, node, outcome.is_ok()));
+                if let (Ok(at), Some(view)) = (outcome, self.vcpu_mut(vm, vcpu)) {
+                    (view.assigned, view.by_policy) = (Some(node), false);
                     // An older reading than the last one still says that it was put there.
-                    self.place(*vm, *vcpu, *at);
-                    self.judge(*vm, *vcpu, now_ns);
+                    self.place(vm, vcpu, *at);
+                    self.judge(vm, vcpu, now_ns);
                 }
             }
-            Event::Confined(vm, pid, outcomes) => self.confined(*vm, *pid, outcomes),
-            Event::MemoryMoved(vm, pid, _, true) => self.memory.ended(*vm, *pid),
+            Event::Confined(task, outcomes) => self.confined(*task, outcomes),
+            Event::MemoryMoved(task, _, true) => self.memory.ended(*task),
             Event::Acknowledged(_, generation) => self.acknowledged = Some(*generation),
             Event::HostChanged(host) => {
                 self.host = host.clone();
@@ -344,7 +344,7 @@ impl Checker {
 
     fn forget(&mut self, vm: VmId) {
         self.vms.remove(&vm);
-        self.moving.retain(|(known, ..)| *known != vm);
+        self.moving.retain(|(known, ..), _| *known != vm);
         self.confining.retain(|(known, ..), _| *known != vm);
         self.migrations.forget(vm);
     }
@@ -498,9 +498,9 @@ impl Checker {
             | Command::WatchHotness { .. }
             | Command::Reply(_)
             | Command::LookForScheduler => {}
-            Command::MoveMemory { vm, pid, order } => {
-                let homes = self.vms.get(vm).map(|view| view.homes.clone()).unwrap_or_default();
-                let wrong = self.memory.begins(*vm, *pid, order, &homes);
+            Command::MoveMemory { task, pid, order } => {
+                let homes = self.vms.get(&task.vm).map(|view| view.homes.clone()).unwrap_or_default();
+                let wrong = self.memory.begins(*task, *pid, order, &homes);
                 self.expect(wrong.is_none(), "memory", || wrong.unwrap_or_default());
             }
             Command::Announce(api::Event::Acknowledged {
@@ -512,7 +512,7 @@ impl Checker {
             Command::Announce(api::Event::Gone { .. }) => {
                 // Another one is there than was seen from outside, whose moves are forgotten.
                 if let Some(vm) = self.arrived {
-                    self.moving.retain(|(known, ..)| *known != vm);
+                    self.moving.retain(|(known, ..), _| *known != vm);
                 }
             }
             Command::Announce(_) | Command::Look(_) | Command::ForgetRecord(_) | Command::Log(..) => {}
@@ -655,7 +655,7 @@ impl Checker {
         match event {
             Event::Hypervisor(connection, _) => self.connections.get(connection).map(|known| known.vm),
             Event::Located(tid, _) => self.owners.get(tid).map(|(vm, _)| *vm),
-            Event::Moved(vm, ..) | Event::Confined(vm, ..) => Some(*vm),
+            Event::Moved(task, _) | Event::Confined(task, _) => Some(task.vm),
             _ => None,
         }
     }

@@ -7,7 +7,7 @@ use vnuma_daemon::core::{
     event::{Ask, Event, MaskOrder, Report},
 };
 use vnuma_model::{ApicId, CpuSet, HostNodeId};
-use vnuma_policy::world::{ConnectionId, StopReason, VmId};
+use vnuma_policy::world::{ConnectionId, StopReason, TaskId, VmId};
 use vnuma_process::ActError;
 
 /// What a connection's worker is doing.
@@ -83,22 +83,20 @@ pub enum Message {
     /// A worker reports.
     Report(ConnectionId, Report),
     /// A move has ended.
-    Moved(VmId, i32, ApicId, HostNodeId, bool, i32),
+    Moved(TaskId, i32, bool, i32),
     /// Masks were set, or not.
-    Confined(VmId, i32, Vec<(ApicId, i32, Result<(), ActError>)>),
+    Confined(TaskId, i32, Vec<(ApicId, i32, Result<(), ActError>)>),
 }
 
 /// A move to be made.
 #[derive(Clone, Debug)]
 pub struct MoveOrder {
-    /// The VM.
-    pub vm: VmId,
+    /// Which one it is.
+    pub task: TaskId,
     /// Its process.
     pub pid: i32,
     /// The machine, if there was a pidfd.
     pub machine: Option<(Slot, Serial)>,
-    /// The vCPU.
-    pub vcpu: ApicId,
     /// Its thread.
     pub tid: i32,
     /// Where to.
@@ -110,8 +108,8 @@ pub struct MoveOrder {
 /// Masks to be set, or to be given back.
 #[derive(Clone, Debug)]
 pub struct ConfineOrder {
-    /// The VM.
-    pub vm: VmId,
+    /// Which one it is.
+    pub task: TaskId,
     /// Its process.
     pub pid: i32,
     /// The machine, if there was a pidfd.
@@ -127,8 +125,8 @@ pub struct ConfineOrder {
 pub struct MemoryMoves {
     /// The number of the last one.
     pub last: u64,
-    /// The process, the number, and the bytes at most of each.
-    pub under_way: BTreeMap<VmId, (i32, u64, u64)>,
+    /// The task, the number, and the bytes at most of each.
+    pub under_way: BTreeMap<VmId, (TaskId, u64, u64)>,
 }
 
 /// A daemon.

@@ -139,9 +139,9 @@ impl Saboteur {
             }
             (Some(Fault::IgnoreResync), Event::Resync) => Event::Woken,
             (Some(Fault::IgnoreEnd), Event::ProcessEnded(..)) => Event::Woken,
-            (Some(Fault::DenyFailure), Event::Moved(vm, vcpu, node, Err(error))) => match self.strikes(500) {
-                true => Event::Moved(vm, vcpu, node, Ok(None)),
-                false => Event::Moved(vm, vcpu, node, Err(error)),
+            (Some(Fault::DenyFailure), Event::Moved(task, Err(error))) => match self.strikes(500) {
+                true => Event::Moved(task, Ok(None)),
+                false => Event::Moved(task, Err(error)),
             },
             (Some(Fault::IgnoreEnd), Event::Hypervisor(connection, Report::Ended)) => {
                 let lost = vnuma_hypervisor::VmError::Disconnected { vm: String::new() };
@@ -176,43 +176,43 @@ impl Saboteur {
             (Fault::DropWatchProcess, Command::WatchProcess(..)) if self.strikes(20) => {}
             (Fault::LeakConnection, Command::Disconnect(_)) if self.strikes(100) => {}
             (Fault::LeakChannel, Command::CloseChannel(_)) if self.strikes(200) => {}
-            (Fault::MoveForeignThread, Command::Move { vm, pid, vcpu, tid, node, cpus }) => {
+            (Fault::MoveForeignThread, Command::Move { task, pid, vcpu, tid, node, cpus }) => {
                 let other = self.last_move.replace((pid, tid)).filter(|other| *other != (pid, tid));
                 let strikes = self.strikes(50);
                 let (_, tid) = other.filter(|_| strikes).unwrap_or((pid, tid));
-                push(Command::Move { vm, pid, vcpu, tid, node, cpus });
+                push(Command::Move { task, pid, vcpu, tid, node, cpus });
             }
-            (Fault::MoveElsewhere, Command::Move { vm, pid, vcpu, tid, node, cpus }) => {
+            (Fault::MoveElsewhere, Command::Move { task, pid, vcpu, tid, node, cpus }) => {
                 let cpus = if self.strikes(50) { [1 + 8 * (node ^ 1)].into_iter().collect() } else { cpus };
-                push(Command::Move { vm, pid, vcpu, tid, node, cpus });
+                push(Command::Move { task, pid, vcpu, tid, node, cpus });
             }
-            (Fault::MaskBeyondOperator, Command::Confine { vm, pid, mut masks }) => {
+            (Fault::MaskBeyondOperator, Command::Confine { task, pid, mut masks }) => {
                 for cpus in masks.iter_mut().filter_map(|order| order.cpus.as_mut()) {
                     if self.strikes(50) {
                         (0..64).for_each(|cpu| cpus.insert(cpu));
                     }
                 }
-                push(Command::Confine { vm, pid, masks });
+                push(Command::Confine { task, pid, masks });
             }
-            (Fault::KeepMask, Command::Confine { vm, pid, masks }) => {
+            (Fault::KeepMask, Command::Confine { task, pid, masks }) => {
                 let back = masks.iter().any(|order| order.cpus.is_none());
                 let lost = back && self.strikes(500);
-                todo.push(Todo { command: Command::Confine { vm, pid, masks }, lost });
+                todo.push(Todo { command: Command::Confine { task, pid, masks }, lost });
             }
-            (Fault::KeepOthers, Command::Follow { vm, pid, vcpus, cpus }) => {
+            (Fault::KeepOthers, Command::Follow { task, pid, vcpus, cpus }) => {
                 let lost = cpus.is_none() && self.strikes(500);
-                todo.push(Todo { command: Command::Follow { vm, pid, vcpus, cpus }, lost });
+                todo.push(Todo { command: Command::Follow { task, pid, vcpus, cpus }, lost });
             }
-            (Fault::MemoryElsewhere, Command::MoveMemory { vm, pid, mut order }) => {
+            (Fault::MemoryElsewhere, Command::MoveMemory { task, pid, mut order }) => {
                 if self.strikes(100) {
                     (order.from, order.to) = (order.to, order.from);
                 }
-                push(Command::MoveMemory { vm, pid, order });
+                push(Command::MoveMemory { task, pid, order });
             }
-            (Fault::MemoryTwice, Command::MoveMemory { vm, pid, order }) => {
-                push(Command::MoveMemory { vm, pid, order: order.clone() });
+            (Fault::MemoryTwice, Command::MoveMemory { task, pid, order }) => {
+                push(Command::MoveMemory { task, pid, order: order.clone() });
                 if self.strikes(100) {
-                    push(Command::MoveMemory { vm, pid, order });
+                    push(Command::MoveMemory { task, pid, order });
                 }
             }
             (Fault::MigrateTwice | Fault::DropMark, command) => self.spoil_migration(fault, command, todo),

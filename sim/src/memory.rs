@@ -11,7 +11,7 @@ use vnuma_policy::{
     hotness::Hotness,
     memory_move::{MemoryPolicy, MoveMemory},
     residency::{AreaSample, Found, Keeps, MemoryArea, MemoryObservation},
-    world::{MemoryMoved, VmId},
+    world::{MemoryMoved, TaskId, VmId},
 };
 
 /// Pages of a guest node that are looked at.
@@ -19,14 +19,14 @@ const SAMPLES: u64 = 1000;
 
 impl Simulation {
     /// Pages of a process are looked at.
-    pub(crate) fn observe_memory(&mut self, vm: VmId, pid: i32, areas: &[MemoryArea]) {
+    pub(crate) fn observe_memory(&mut self, task: TaskId, pid: i32, areas: &[MemoryArea]) {
         self.count("looks at memory");
-        let known = self.daemon.machine_of(vm, pid).is_some();
+        let known = self.daemon.machine_of(task.vm, pid).is_some();
         let outcome = match known && !(self.chaotic && self.rng.chance(50)) {
             false => Err(format!("process {pid} has ended")),
             true => Ok(self.observation(areas)),
         };
-        self.soon(500 * MILLI, Event::MemoryObserved(vm, pid, outcome));
+        self.soon(500 * MILLI, Event::MemoryObserved(task, outcome));
     }
 
     fn observation(&mut self, areas: &[MemoryArea]) -> MemoryObservation {
@@ -57,9 +57,9 @@ impl Simulation {
     }
 
     /// It is watched how hot memory of a process is. Often that is not known.
-    pub(crate) fn watch_hotness(&mut self, vm: VmId, pid: i32, areas: &[MemoryArea]) {
+    pub(crate) fn watch_hotness(&mut self, task: TaskId, pid: i32, areas: &[MemoryArea]) {
         self.count("watches of hotness");
-        let known = self.daemon.machine_of(vm, pid).is_some();
+        let known = self.daemon.machine_of(task.vm, pid).is_some();
         let took_ns = self.rng.within(SECOND..8 * SECOND);
         let outcome = match known && self.rng.chance(700) {
             false => Err(format!("process {pid} has ended")),
@@ -77,24 +77,25 @@ impl Simulation {
                 Ok(Hotness { began_ns, ended_ns, cost_ns: 20 * MILLI, looks: 20, regions })
             }
         };
-        self.soon(took_ns, Event::HotnessWatched(vm, pid, outcome));
+        self.soon(took_ns, Event::HotnessWatched(task, outcome));
     }
 
     /// Pages of a process are moved. That ends some time, with some of them moved.
-    pub(crate) fn move_memory(&mut self, vm: VmId, pid: i32, order: &MoveMemory) {
+    pub(crate) fn move_memory(&mut self, task: TaskId, order: &MoveMemory) {
         self.count("moves of memory");
         let moves = &mut self.daemon.memory;
         moves.last += 1;
         let serial = moves.last;
-        moves.under_way.insert(vm, (pid, serial, order.bytes));
+        moves.under_way.insert(task.vm, (task, serial, order.bytes));
         let takes_ns = self.rng.within(MICRO..8 * SECOND);
-        self.ours(takes_ns, Action::EndMemory(vm, serial));
+        self.ours(takes_ns, Action::EndMemory(task.vm, serial));
     }
 
     /// What is under way for a VM ends, unless it has ended already.
     pub(crate) fn end_memory(&mut self, vm: VmId, serial: Option<u64>) {
         let known = self.daemon.memory.under_way.get(&vm).copied();
-        let Some((pid, _, most)) = known.filter(|(_, known, _)| serial.is_none_or(|serial| serial == *known))
+        let Some((task, _, most)) =
+            known.filter(|(_, known, _)| serial.is_none_or(|serial| serial == *known))
         else {
             return;
         };
@@ -106,7 +107,7 @@ impl Simulation {
             problem: serial.is_none().then(|| "it was stopped".to_owned()),
             ..MemoryMoved::default()
         };
-        self.event(Event::MemoryMoved(vm, pid, moved, true));
+        self.event(Event::MemoryMoved(task, moved, true));
     }
 
     /// An operator sets a memory policy, or wants to see where memory is.

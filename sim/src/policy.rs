@@ -11,7 +11,7 @@ use vnuma_daemon::core::event::{Event, Followed, MaskOrder, Request};
 use vnuma_model::{ApicId, CpuSet, ThreadCounts};
 use vnuma_policy::{
     scheduling::{CpuSample, Policy, entitlement::CpuGroup},
-    world::{Accesses, Counted, HostReading, VcpuReading, VmReading},
+    world::{Accesses, Counted, HostReading, TaskId, VcpuReading, VmReading},
 };
 use vnuma_process::ActError;
 
@@ -106,17 +106,17 @@ impl Simulation {
     }
 
     /// The mover has masks to set, or to give back: after what it has already.
-    pub(crate) fn order_masks(&mut self, vm: u64, pid: i32, masks: Option<Vec<MaskOrder>>, lost: bool) {
-        let machine = self.daemon.machine_of(vm, pid);
+    pub(crate) fn order_masks(&mut self, task: TaskId, pid: i32, masks: Option<Vec<MaskOrder>>, lost: bool) {
+        let machine = self.daemon.machine_of(task.vm, pid);
         let takes_ns = self.rng.within(5 * MICRO..60 * MICRO);
         self.daemon.mover_ns = self.daemon.mover_ns.max(self.now_ns) + takes_ns;
         let after_ns = self.daemon.mover_ns - self.now_ns;
-        self.ours(after_ns, Action::Confine(ConfineOrder { vm, pid, machine, masks, lost }));
+        self.ours(after_ns, Action::Confine(ConfineOrder { task, pid, machine, masks, lost }));
     }
 
     /// The mover keeps the threads of a process that run no vCPU to CPUs, or gives their masks back.
-    pub(crate) fn order_others(&mut self, vm: u64, pid: i32, cpus: Option<CpuSet>, lost: bool) {
-        let machine = self.daemon.machine_of(vm, pid).map(|(_, serial)| serial);
+    pub(crate) fn order_others(&mut self, task: TaskId, pid: i32, cpus: Option<CpuSet>, lost: bool) {
+        let machine = self.daemon.machine_of(task.vm, pid).map(|(_, serial)| serial);
         let refused = self.chaotic && self.rng.chance(10);
         let outcome = match machine {
             None => Err(format!("process {pid} has ended")),
@@ -136,15 +136,15 @@ impl Simulation {
                 Ok(Followed { threads, inherited: None })
             }
         };
-        self.soon(MILLI, Event::Followed(vm, pid, outcome));
+        self.soon(MILLI, Event::Followed(task, outcome));
     }
 
     /// The mover sets masks, or gives them back.
     pub(crate) fn set_masks(&mut self, order: ConfineOrder) {
-        let ConfineOrder { vm, pid, machine, masks, lost } = order;
+        let ConfineOrder { task, pid, machine, masks, lost } = order;
         let Some(masks) = masks else {
             let outcome = self.restore_masks(machine.map(|(_, serial)| serial));
-            return self.soon(MILLI, Event::MasksRestored(vm, pid, outcome));
+            return self.soon(MILLI, Event::MasksRestored(task, outcome));
         };
         // All of them are recorded before the first is set.
         if let Some((_, serial)) = machine {
@@ -178,7 +178,7 @@ impl Simulation {
             outcomes.push((order.vcpu, order.tid, outcome));
         }
         let after_ns = self.rng.within(MICRO..2 * MILLI);
-        self.ours(after_ns, Action::Arrive(Message::Confined(vm, pid, outcomes)));
+        self.ours(after_ns, Action::Arrive(Message::Confined(task, pid, outcomes)));
     }
 
     /// One mask, if it is still what it is believed to be.

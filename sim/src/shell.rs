@@ -67,17 +67,17 @@ impl Simulation {
             // Its kernel tells of all moves at once.
             Command::Defer(..) => {}
             Command::Look(threads) => self.look(threads),
-            Command::Move { vm, pid, vcpu, tid, node, cpus } => {
-                let machine = self.daemon.machine_of(vm, pid);
+            Command::Move { task, pid, tid, node, cpus, .. } => {
+                let machine = self.daemon.machine_of(task.vm, pid);
                 let takes_ns = self.rng.within(5 * MICRO..60 * MICRO);
                 self.daemon.mover_ns = self.daemon.mover_ns.max(self.now_ns) + takes_ns;
                 let after_ns = self.daemon.mover_ns - self.now_ns;
-                self.ours(after_ns, Action::Move(MoveOrder { vm, pid, machine, vcpu, tid, node, cpus }));
+                self.ours(after_ns, Action::Move(MoveOrder { task, pid, machine, tid, node, cpus }));
             }
             Command::Count { vm, pid, vcpus } => self.count_threads(vm, pid, vcpus),
-            Command::Confine { vm, pid, masks } => self.order_masks(vm, pid, Some(masks), lost),
-            Command::Follow { vm, pid, cpus, .. } => self.order_others(vm, pid, cpus, lost),
-            Command::RestoreMasks(vm, pid) => self.order_masks(vm, pid, None, false),
+            Command::Confine { task, pid, masks } => self.order_masks(task, pid, Some(masks), lost),
+            Command::Follow { task, pid, cpus, .. } => self.order_others(task, pid, cpus, lost),
+            Command::RestoreMasks(task, pid) => self.order_masks(task, pid, None, false),
             Command::ForgetMask(_, tid) => self.forget_mask(tid),
             Command::WatchProcess(vm, pid) => {
                 let machine = self.daemon.machine_of(vm, pid);
@@ -90,9 +90,9 @@ impl Simulation {
             }
             // Its hosts have no scheduler of vnuma's.
             Command::Rank { .. } | Command::LookForScheduler => {}
-            Command::ObserveMemory { vm, pid, areas } => self.observe_memory(vm, pid, &areas),
-            Command::WatchHotness { vm, pid, areas } => self.watch_hotness(vm, pid, &areas),
-            Command::MoveMemory { vm, pid, order } => self.move_memory(vm, pid, &order),
+            Command::ObserveMemory { task, pid, areas } => self.observe_memory(task, pid, &areas),
+            Command::WatchHotness { task, pid, areas } => self.watch_hotness(task, pid, &areas),
+            Command::MoveMemory { task, order, .. } => self.move_memory(task, &order),
             Command::StopMemory(vm) => self.end_memory(vm, None),
             Command::Reply(reply) => reply.give(),
             Command::Announce(_) | Command::Log(..) => {}
@@ -269,7 +269,7 @@ impl Simulation {
             self.thread_moved(order.tid);
         }
         self.count(if done { "moves made" } else { "moves refused" });
-        let moved = Message::Moved(order.vm, order.pid, order.vcpu, order.node, done, order.tid);
+        let moved = Message::Moved(order.task, order.pid, done, order.tid);
         let after_ns = self.rng.within(MICRO..2 * MILLI);
         self.ours(after_ns, Action::Arrive(moved));
     }

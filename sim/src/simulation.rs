@@ -320,19 +320,19 @@ impl Simulation {
             Message::Event(event) => self.step(event),
             Message::Doorbell(slot, device, generation) => self.doorbell(slot, device, generation),
             Message::Report(connection, report) => self.reported(connection, report),
-            Message::Moved(vm, pid, vcpu, node, done, tid) => {
-                self.checker.move_ended(vm, pid, vcpu);
+            Message::Moved(task, pid, done, tid) => {
+                self.checker.move_ended(task);
                 let at = self.world.read(pid, tid, self.now_ns);
                 let failed = vnuma_process::ActError::Exited { pid };
-                self.step(Event::Moved(vm, vcpu, node, if done { Ok(at) } else { Err(failed) }));
+                self.step(Event::Moved(task, if done { Ok(at) } else { Err(failed) }));
             }
-            Message::Confined(vm, pid, outcomes) => {
+            Message::Confined(task, pid, outcomes) => {
                 let now_ns = self.now_ns;
                 let located = |(vcpu, tid, outcome): (u32, i32, Result<(), vnuma_process::ActError>)| {
                     (vcpu, outcome.map(|()| self.world.read(pid, tid, now_ns).into()))
                 };
                 let outcomes = outcomes.into_iter().map(located).collect();
-                self.step(Event::Confined(vm, pid, outcomes));
+                self.step(Event::Confined(task, outcomes));
             }
         }
     }

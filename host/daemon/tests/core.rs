@@ -17,7 +17,10 @@ use vnuma_model::{
 };
 use vnuma_policy::{
     Policies, Publication,
-    world::{ChannelState, ConnectionId, DriverStatus, HostReading, RequestId, VcpuReading, VmId, VmReading},
+    world::{
+        ChannelState, ConnectionId, DriverStatus, HostReading, RequestId, TaskId, VcpuReading, VmId,
+        VmReading,
+    },
 };
 use vnuma_process::ActError;
 
@@ -75,7 +78,7 @@ struct Run {
     asked: Vec<(ConnectionId, Ask)>,
     published: Vec<(VmId, u64, Publication)>,
     watched: Vec<(VmId, i32)>,
-    moves: usize,
+    moves: Vec<TaskId>,
     /// Threads of the last look.
     looked: Vec<i32>,
     lines: Vec<String>,
@@ -91,7 +94,7 @@ impl Run {
             asked: Vec::new(),
             published: Vec::new(),
             watched: Vec::new(),
-            moves: 0,
+            moves: Vec::new(),
             looked: Vec::new(),
             lines: Vec::new(),
         }
@@ -111,7 +114,7 @@ impl Run {
                 }
                 Command::WatchProcess(vm, pid) => self.watched.push((vm, pid)),
                 Command::UnwatchProcess(vm, pid) => self.watched.retain(|known| *known != (vm, pid)),
-                Command::Move { .. } => self.moves += 1,
+                Command::Move { task, .. } => self.moves.push(task),
                 Command::Look(threads) => self.looked = threads.into_iter().map(|(_, tid)| tid).collect(),
                 Command::Reply(reply) => reply.give(),
                 _ => {}
@@ -157,7 +160,7 @@ fn a_move_that_is_seen_before_it_is_reported_waits_for_no_dwell() {
     let now_ns = run.now_ns;
     run.step(Event::Located(101, at(1, now_ns)));
     assert_eq!(run.published.len(), 1, "a drift, as far as is known");
-    run.step(Event::Moved(1, 0, 1, Ok(at(1, now_ns + 20))));
+    run.step(Event::Moved(run.moves[0], Ok(at(1, now_ns + 20))));
     assert_eq!(run.answered(1), Some(true));
     let last = &run.published.last().expect("published").2;
     assert_eq!((run.published.len(), &last.vcpus[..]), (2, &[(0, 1), (1, 1)][..]));
@@ -642,10 +645,27 @@ fn a_move_is_answered_though_the_hypervisor_answers_meanwhile() {
     run.step(Event::Requested(1, Request::Move("a".into(), 0, 1, run.answers.to(1))));
     run.step(Event::Requested(2, Request::Move("a".into(), 0, 0, run.answers.to(2))));
     run.report(Report::Up(description("a", 100), false));
-    assert_eq!(run.moves, 1, "one at a time");
-    run.step(Event::Moved(1, 0, 1, Ok(at(1, 10))));
-    run.step(Event::Moved(1, 0, 0, Err(ActError::Exited { pid: 100 })));
+    assert_eq!(run.moves.len(), 1, "one at a time");
+    run.step(Event::Moved(run.moves[0], Ok(at(1, 10))));
+    run.step(Event::Moved(run.moves[1], Err(ActError::Exited { pid: 100 })));
     assert_eq!((run.answered(1), run.answered(2)), (Some(true), Some(false)));
+}
+
+#[test]
+fn an_outcome_of_a_vm_that_is_gone_is_not_taken_for_one_of_the_next() {
+    let mut run = Run::with_vm();
+    run.step(Event::Requested(1, Request::Move("a".into(), 0, 1, run.answers.to(1))));
+    run.report(Report::Ended);
+    assert_eq!(run.answered(1), Some(false));
+    // The next one has its name and the number of its process, and the same is wanted of it.
+    run.now_ns += 2 * SECOND_NS;
+    run.step(Event::Woken);
+    run.report(Report::Up(description("a", 100), false));
+    run.step(Event::Requested(2, Request::Move("a".into(), 0, 1, run.answers.to(2))));
+    run.step(Event::Moved(run.moves[0], Err(ActError::Exited { pid: 100 })));
+    assert_eq!((run.moves.len(), run.answered(2)), (2, None));
+    run.step(Event::Moved(run.moves[1], Ok(at(1, 10))));
+    assert_eq!(run.answered(2), Some(true));
 }
 
 #[test]
@@ -672,8 +692,8 @@ fn a_move_to_a_node_that_is_taken_away_meanwhile_is_refused() {
     run.step(Event::Requested(1, Request::Move("a".into(), 0, 1, run.answers.to(1))));
     run.step(Event::Requested(2, Request::Move("a".into(), 0, 2, run.answers.to(2))));
     run.step(Event::HostChanged(host(2)));
-    run.step(Event::Moved(1, 0, 1, Ok(at(1, 10))));
-    assert_eq!((run.answered(1), run.answered(2), run.moves), (Some(true), Some(false), 1));
+    run.step(Event::Moved(run.moves[0], Ok(at(1, 10))));
+    assert_eq!((run.answered(1), run.answered(2), run.moves.len()), (Some(true), Some(false), 1));
 }
 
 #[test]

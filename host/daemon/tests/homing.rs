@@ -27,10 +27,11 @@ use vnuma_policy::{
     memory_move::{MemoryPolicy, MoveMemory},
     repatriation::MemorySettings,
     residency::{AreaSample, Found, Keeps, MemoryArea, MemoryObservation},
-    world::{MemoryMoved, VmId},
+    world::{MemoryMoved, TaskId, VmId},
 };
 
 const SECOND_NS: u64 = 1_000_000_000;
+const NONE: TaskId = TaskId { vm: 0, number: 0 };
 const PID: i32 = 100;
 const MIB: u64 = 1 << 20;
 const GIB_KIB: u64 = 1 << 20;
@@ -61,6 +62,10 @@ struct Run {
     watched: Vec<Vec<MemoryArea>>,
     orders: Vec<MoveMemory>,
     stopped: usize,
+    /// The last ones that were begun.
+    observing: TaskId,
+    watching: TaskId,
+    moving: TaskId,
     steps: Vec<api::MemoryStep>,
     lines: Vec<String>,
 }
@@ -82,6 +87,9 @@ impl Run {
             watched: Vec::new(),
             orders: Vec::new(),
             stopped: 0,
+            observing: NONE,
+            watching: NONE,
+            moving: NONE,
             steps: Vec::new(),
             lines: Vec::new(),
         };
@@ -126,17 +134,22 @@ impl Run {
         for command in self.core.step(self.now_ns, event) {
             match command {
                 Command::Connect(vm, connection, _) => self.vm = (vm, connection),
-                Command::RestoreMasks(vm, pid) => more.push(Event::MasksRestored(vm, pid, Ok(0))),
-                Command::ObserveMemory { vm, pid, areas } => {
+                Command::RestoreMasks(task, _) => more.push(Event::MasksRestored(task, Ok(0))),
+                Command::ObserveMemory { task, areas, .. } => {
+                    self.observing = task;
                     let outcome = self.problem.clone().map_or_else(|| Ok(self.observation(&areas)), Err);
                     self.looked.push(areas);
-                    more.extend(self.answers.then_some(Event::MemoryObserved(vm, pid, outcome)));
+                    more.extend(self.answers.then_some(Event::MemoryObserved(task, outcome)));
                 }
-                Command::WatchHotness { vm, pid, areas } => {
+                Command::WatchHotness { task, areas, .. } => {
+                    self.watching = task;
                     self.watched.push(areas);
-                    more.extend(self.hotness.clone().map(|outcome| Event::HotnessWatched(vm, pid, outcome)));
+                    more.extend(self.hotness.clone().map(|outcome| Event::HotnessWatched(task, outcome)));
                 }
-                Command::MoveMemory { order, .. } => self.orders.push(order),
+                Command::MoveMemory { task, order, .. } => {
+                    self.moving = task;
+                    self.orders.push(order);
+                }
                 Command::StopMemory(_) => self.stopped += 1,
                 Command::Reply(reply) => reply.give(),
                 Command::Announce(api::Event::Memory { step, .. }) => self.steps.push(step),
@@ -159,7 +172,7 @@ impl Run {
     }
 
     fn moved(&mut self, moved: MemoryMoved) {
-        self.step(Event::MemoryMoved(self.vm.0, PID, moved, true));
+        self.step(Event::MemoryMoved(self.moving, moved, true));
     }
 
     fn set(&mut self, request: u64, policy: MemoryPolicy) -> api::VmMemory {
@@ -249,9 +262,9 @@ fn adaptive_has_it_watched_how_hot_it_is_before_it_moves_it() {
     run.pass(130);
     assert_eq!((run.watched.len(), run.orders.len()), (1, 0), "it waits for that");
     assert_eq!(run.watched[0], run.looked[0], "all memory of the guest");
-    run.step(Event::HotnessWatched(run.vm.0, PID + 1, second_half()));
-    assert_eq!(run.orders.len(), 0, "that was another process");
-    run.step(Event::HotnessWatched(run.vm.0, PID, second_half()));
+    run.step(Event::HotnessWatched(run.observing, second_half()));
+    assert_eq!(run.orders.len(), 0, "that was something else");
+    run.step(Event::HotnessWatched(run.watching, second_half()));
     let [order] = &run.orders[..] else { panic!("{:?}", run.orders) };
     let parts = [((1 << 40) + 100 * MIB, (1 << 40) + 1024 * MIB), (1 << 40, (1 << 40) + 100 * MIB)];
     assert_eq!((order.from, order.parts.as_deref()), (1, Some(parts.as_slice())));
@@ -337,7 +350,7 @@ fn hotness_is_watched_for_adaptive_alone_and_if_it_is_wanted() {
     (run.displaced, run.hotness) = ([200, 0], None);
     run.pass(130);
     run.set(3, MemoryPolicy::None);
-    run.step(Event::HotnessWatched(run.vm.0, PID, second_half()));
+    run.step(Event::HotnessWatched(run.watching, second_half()));
     run.pass(300);
     assert_eq!((run.watched.len(), run.orders.len()), (1, 0));
 }
@@ -482,7 +495,7 @@ fn a_vm_that_ends_in_the_middle_leaves_nobody_waiting() {
     // What comes late changes nothing.
     let areas = run.looked[0].clone();
     let late = run.observation(&areas);
-    run.step(Event::MemoryObserved(run.vm.0, PID, Ok(late)));
+    run.step(Event::MemoryObserved(run.observing, Ok(late)));
     run.moved(MemoryMoved { bytes: MIB, ..MemoryMoved::default() });
     run.pass(2000);
     assert_eq!(run.orders.len(), 1);

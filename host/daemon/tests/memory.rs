@@ -19,7 +19,8 @@ use vnuma_policy::{
     memory_move::MoveMemory,
     scheduling::{Policy, Settings, memory::REST_NS},
     world::{
-        Accesses, Counted, HostReading, MemoryMoved, MemoryRange, MemoryReading, VcpuReading, VmId, VmReading,
+        Accesses, Counted, HostReading, MemoryMoved, MemoryRange, MemoryReading, TaskId, VcpuReading, VmId,
+        VmReading,
     },
 };
 
@@ -68,6 +69,8 @@ struct Run {
     read_ns: u64,
     orders: Vec<(i32, MoveMemory)>,
     stopped: usize,
+    /// The last move that was begun.
+    moving: TaskId,
     described: usize,
     published: usize,
     events: Vec<api::MemoryStep>,
@@ -87,6 +90,7 @@ impl Run {
             read_ns: 1,
             orders: Vec::new(),
             stopped: 0,
+            moving: TaskId { vm: 0, number: 0 },
             described: 0,
             published: 0,
             events: Vec::new(),
@@ -114,13 +118,16 @@ impl Run {
         for command in self.core.step(self.now_ns, event) {
             match command {
                 Command::Connect(vm, connection, _) => self.vm = (vm, connection),
-                Command::RestoreMasks(vm, pid) => more.push(Event::MasksRestored(vm, pid, Ok(0))),
+                Command::RestoreMasks(task, _) => more.push(Event::MasksRestored(task, Ok(0))),
                 Command::Publish(vm, generation, _) => {
                     self.published += 1;
                     more.push(Event::Published(vm, Ok(generation + 1)));
                 }
                 Command::Ask(_, Ask::Describe) => self.described += 1,
-                Command::MoveMemory { pid, order, .. } => self.orders.push((pid, order)),
+                Command::MoveMemory { task, pid, order } => {
+                    self.moving = task;
+                    self.orders.push((pid, order));
+                }
                 Command::StopMemory(_) => self.stopped += 1,
                 Command::Announce(api::Event::Memory { step, .. }) => self.events.push(step),
                 Command::Log(_, line) => self.lines.push(line),
@@ -182,7 +189,7 @@ impl Run {
     /// The mover says how far it has got.
     fn moved(&mut self, bytes: u64, busy: u64, ended: bool) {
         let moved = MemoryMoved { bytes, busy, ..MemoryMoved::default() };
-        self.step(Event::MemoryMoved(self.vm.0, PID, moved, ended));
+        self.step(Event::MemoryMoved(self.moving, moved, ended));
     }
 
     fn shown(&self) -> Option<api::MemoryMoves> {

@@ -171,7 +171,7 @@ impl Run {
                 match command {
                     Command::Connect(vm, connection, _) => (self.vm, self.connection) = (vm, connection),
                     Command::Disconnect(_) => self.done.push("disconnect".into()),
-                    Command::RestoreMasks(vm, pid) => events.push_back(Event::MasksRestored(vm, pid, Ok(0))),
+                    Command::RestoreMasks(task, _) => events.push_back(Event::MasksRestored(task, Ok(0))),
                     Command::Publish(vm, generation, _) => {
                         self.done.push("publish".into());
                         events.push_back(Event::Published(vm, Ok(generation + 1)));

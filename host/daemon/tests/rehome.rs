@@ -27,7 +27,7 @@ use vnuma_policy::{
     rehome_policy::RehomeSettings,
     repatriation::MemorySettings,
     residency::{AreaSample, Found, Keeps, MemoryArea, MemoryObservation},
-    world::{MemoryMoved, RehomeWish, VmId},
+    world::{MemoryMoved, RehomeWish, TaskId, VmId},
 };
 
 const SECOND_NS: u64 = 1_000_000_000;
@@ -58,6 +58,8 @@ struct Run {
     done: Vec<String>,
     orders: Vec<MoveMemory>,
     stopped: usize,
+    /// The last move of memory that was begun.
+    moving: TaskId,
     vcpu_fails: bool,
 }
 
@@ -100,6 +102,7 @@ impl Run {
             done: Vec::new(),
             orders: Vec::new(),
             stopped: 0,
+            moving: TaskId { vm: 0, number: 0 },
             vcpu_fails: false,
         }
     }
@@ -165,12 +168,13 @@ impl Run {
             for command in self.core.step(self.now_ns, event) {
                 match command {
                     Command::Connect(vm, connection, _) => self.vm = (vm, connection),
-                    Command::RestoreMasks(vm, pid) => events.push_back(Event::MasksRestored(vm, pid, Ok(0))),
-                    Command::ObserveMemory { vm, pid, areas } => {
+                    Command::RestoreMasks(task, _) => events.push_back(Event::MasksRestored(task, Ok(0))),
+                    Command::ObserveMemory { task, areas, .. } => {
                         let seen = self.problem.clone().map_or_else(|| Ok(self.observation(&areas)), Err);
-                        events.push_back(Event::MemoryObserved(vm, pid, seen));
+                        events.push_back(Event::MemoryObserved(task, seen));
                     }
-                    Command::MoveMemory { order, .. } => {
+                    Command::MoveMemory { task, order, .. } => {
+                        self.moving = task;
                         self.done.push(format!("memory {} to {}", order.from, order.to));
                         self.orders.push(order);
                     }
@@ -182,13 +186,13 @@ impl Run {
                         );
                         events.push_back(Event::Published(vm, Ok(generation + 1)));
                     }
-                    Command::Move { vm, vcpu, tid, node, .. } => {
+                    Command::Move { task, vcpu, tid, node, .. } => {
                         self.done.push(format!("vcpu {vcpu} to {node}"));
                         let location =
                             VcpuLocation { cpu: node * 4, node, pinned: Some(node), time_ns: self.now_ns };
                         let error = vnuma_process::ActError::Raced { pid: PID, tid };
                         let outcome = if self.vcpu_fails { Err(error) } else { Ok(Some(location)) };
-                        events.push_back(Event::Moved(vm, vcpu, node, outcome));
+                        events.push_back(Event::Moved(task, outcome));
                     }
                     Command::Ask(connection, Ask::Describe) => {
                         events.push_back(Event::Hypervisor(connection, Report::Described(self.described())));
@@ -215,7 +219,7 @@ impl Run {
         self.mib[to] += mib;
         let moved =
             MemoryMoved { bytes: mib * MIB, problem: problem.map(str::to_owned), ..MemoryMoved::default() };
-        self.step(Event::MemoryMoved(self.vm.0, PID, moved, true));
+        self.step(Event::MemoryMoved(self.moving, moved, true));
     }
 
     fn ask(
@@ -281,12 +285,8 @@ fn memory_goes_first_then_the_guest_is_told_then_vcpus_follow() {
     let order = run.orders[0].clone();
     assert_eq!((order.from, order.to, order.why), (0, 1, MemoryReason::Rehome(0)));
     assert_eq!(order.within, Some((1 << 40, (1 << 40) + 1024 * MIB)), "no memory of the other guest node");
-    run.step(Event::MemoryMoved(
-        run.vm.0,
-        PID,
-        MemoryMoved { bytes: 100 * MIB, ..MemoryMoved::default() },
-        false,
-    ));
+    let moved = MemoryMoved { bytes: 100 * MIB, ..MemoryMoved::default() };
+    run.step(Event::MemoryMoved(run.moving, moved, false));
     assert_eq!(run.state().there_bytes, 100 * MIB, "it has got so far");
     run.moved(1, 400, Some("it has worked for 10 s"));
     assert_eq!((run.orders.len(), run.state().state.as_str()), (2, "memory"));
@@ -746,7 +746,7 @@ fn memory_that_is_plugged_goes_with_its_guest_node() {
     assert_eq!(order.within, Some((plugged::START, plugged::END)));
     run.description.memory_devices[0].memory.resident_kib = vec![(1, 300 << 10)];
     let moved = MemoryMoved { bytes: 300 * MIB, ..MemoryMoved::default() };
-    run.step(Event::MemoryMoved(run.vm.0, PID, moved, true));
+    run.step(Event::MemoryMoved(run.moving, moved, true));
     run.pass(5);
     let state = run.state();
     assert_eq!((state.state.as_str(), state.there_bytes, run.orders.len()), ("done", 1324 * MIB, 2));

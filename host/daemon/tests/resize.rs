@@ -110,10 +110,10 @@ impl Run {
             for command in self.core.step(self.now_ns, event) {
                 match command {
                     Command::Connect(vm, connection, _) => self.vm = (vm, connection),
-                    Command::RestoreMasks(vm, pid) => events.push_back(Event::MasksRestored(vm, pid, Ok(0))),
-                    Command::ObserveMemory { vm, pid, .. } => {
+                    Command::RestoreMasks(task, _) => events.push_back(Event::MasksRestored(task, Ok(0))),
+                    Command::ObserveMemory { task, .. } => {
                         let seen = self.problem.clone().map_or_else(|| Ok(self.observation()), Err);
-                        events.push_back(Event::MemoryObserved(vm, pid, seen));
+                        events.push_back(Event::MemoryObserved(task, seen));
                     }
                     Command::Ask(connection, Ask::Describe) => {
                         self.described += 1;

@@ -23,7 +23,7 @@ use vnuma_model::{
 use vnuma_policy::{
     Policies,
     scheduling::{CpuSample, Policy, entitlement::CpuGroup},
-    world::{Accesses, Counted, HostReading, Mechanism, RequestId, VcpuReading, VmId, VmReading},
+    world::{Accesses, Counted, HostReading, Mechanism, RequestId, TaskId, VcpuReading, VmId, VmReading},
 };
 use vnuma_process::ActError;
 
@@ -76,7 +76,9 @@ struct Run {
     stealing: Option<Steal>,
     /// Times that it was looked for scx_vnuma.
     looks: usize,
-    orders: Vec<(VmId, i32, Vec<MaskOrder>)>,
+    orders: Vec<(TaskId, i32, Vec<MaskOrder>)>,
+    /// The last move, restoration or order to other threads.
+    task: TaskId,
     /// Orders for threads that run no vCPU: those of vCPUs, and the CPUs.
     followed: Vec<(Vec<i32>, Option<CpuSet>)>,
     /// Why these are not carried out.
@@ -108,6 +110,7 @@ impl Run {
             stealing: None,
             looks: 0,
             orders: Vec::new(),
+            task: TaskId { vm: 0, number: 0 },
             followed: Vec::new(),
             refuses: None,
             slow: false,
@@ -134,25 +137,27 @@ impl Run {
                     more.push(Event::Published(vm, Ok(generation + 1)));
                 }
                 Command::Count { vm, vcpus, .. } => self.counts.push((vm, vcpus.len())),
-                Command::Confine { vm, pid, masks } => {
+                Command::Confine { task, pid, masks } => {
                     if self.obedient {
-                        more.push(self.obey(vm, pid, &masks));
+                        more.push(self.obey(task, &masks));
                     }
-                    self.orders.push((vm, pid, masks));
+                    self.orders.push((task, pid, masks));
                 }
-                Command::Follow { vm, pid, vcpus, cpus } => {
+                Command::Follow { task, vcpus, cpus, .. } => {
+                    self.task = task;
                     let inherited = cpus.clone().map(|cpus| (cpus, set("0-7")));
                     let followed = Followed { threads: 3, inherited };
                     let outcome = self.refuses.clone().map_or(Ok(followed), Err);
                     if !self.slow {
-                        more.push(Event::Followed(vm, pid, outcome));
+                        more.push(Event::Followed(task, outcome));
                     }
                     self.followed.push((vcpus, cpus));
                 }
-                Command::RestoreMasks(vm, pid) => {
+                Command::RestoreMasks(task, pid) => {
+                    self.task = task;
                     self.restored.push(pid);
                     if self.restores {
-                        more.push(Event::MasksRestored(vm, pid, Ok(0)));
+                        more.push(Event::MasksRestored(task, Ok(0)));
                     }
                 }
                 Command::Rank { vm, pid, vcpus, stealing } => {
@@ -160,7 +165,7 @@ impl Run {
                     self.stealing = Some(stealing);
                 }
                 Command::LookForScheduler => self.looks += 1,
-                Command::Move { .. } => self.moves += 1,
+                Command::Move { task, .. } => (self.task, self.moves) = (task, self.moves + 1),
                 Command::ForgetMask(_, tid) => self.forgotten.push(tid),
                 Command::Announce(event) => self.events.push(event),
                 Command::Reply(reply) => reply.give(),
@@ -175,7 +180,7 @@ impl Run {
     }
 
     /// What the mover does.
-    fn obey(&mut self, vm: VmId, pid: i32, orders: &[MaskOrder]) -> Event {
+    fn obey(&mut self, task: TaskId, orders: &[MaskOrder]) -> Event {
         let mut outcomes = Vec::new();
         for order in orders {
             let has = self.masks.get_mut(&order.tid).expect("a thread");
@@ -191,7 +196,7 @@ impl Run {
             };
             outcomes.push((order.vcpu, outcome));
         }
-        Event::Confined(vm, pid, outcomes)
+        Event::Confined(task, outcomes)
     }
 
     fn with_vms(names: &[&str]) -> Self {
@@ -383,7 +388,8 @@ fn a_vcpu_goes_to_its_memory_within_its_operators_mask_and_its_guest_is_told() {
         operator: set("0-2,4-6"),
         cpus: Some(set("4-6")),
     };
-    assert_eq!(run.orders, [(run.id(0), PID, vec![expected(0), expected(1)])]);
+    let [(task, PID, orders)] = &run.orders[..] else { panic!("{:?}", run.orders) };
+    assert_eq!((task.vm, orders), (run.id(0), &vec![expected(0), expected(1)]));
     assert!(run.published > published, "the guest is told at once, without a dwell");
     let shown = run.scheduling();
     let vcpu = &shown.vcpus[0];
@@ -426,7 +432,7 @@ fn threads_that_run_no_vcpu_follow_to_the_nodes_of_the_vcpus() {
     run.slow = true;
     run.set_policy(2, Policy::Off);
     assert_eq!((run.followed.last(), run.answered(2)), (Some(&(vec![101, 102], None)), None));
-    run.step(Event::Followed(run.id(0), PID, Ok(Followed::default())));
+    run.step(Event::Followed(run.task, Ok(Followed::default())));
     assert_eq!((run.scheduling().others, run.followed.len(), run.answered(2)), (None, 3, Some(true)));
     run.slow = false;
     run.now_ns += 60 * SECOND_NS;
@@ -440,11 +446,11 @@ fn other_threads_follow_when_all_vcpus_are_where_they_should_be() {
     run.set_policy(1, Policy::Vprobe);
     run.obedient = false;
     run.period(0, 1);
-    let (vm, pid, orders) = run.orders.last().cloned().expect("orders");
-    let first = run.obey(vm, pid, &orders[..1]);
+    let (task, _, orders) = run.orders.last().cloned().expect("orders");
+    let first = run.obey(task, &orders[..1]);
     run.step(first);
     assert_eq!((run.followed.len(), orders.len()), (0, 2), "the second vCPU is being moved");
-    let second = run.obey(vm, pid, &orders[1..]);
+    let second = run.obey(task, &orders[1..]);
     run.step(second);
     assert_eq!(run.followed.len(), 1);
 }
@@ -510,13 +516,13 @@ fn switching_off_is_answered_when_the_operators_masks_are_back() {
     run.obedient = false;
     run.set_policy(2, Policy::Off);
     assert_eq!(run.answered(2), None);
-    let (vm, pid, orders) = run.orders.last().cloned().expect("orders");
+    let (task, _, orders) = run.orders.last().cloned().expect("orders");
     assert!(orders.iter().all(|order| order.cpus.is_none() && order.operator == set("0-7")), "{orders:?}");
     run.counts.clear();
-    let outcome = run.obey(vm, pid, &orders);
+    let outcome = run.obey(task, &orders);
     run.step(outcome);
     assert_eq!((run.answered(2), run.mask(0), run.mask(1)), (Some(true), "0-7".into(), "0-7".into()));
-    assert_eq!(run.counts, [(vm, 0)], "nothing is left to be looked at");
+    assert_eq!(run.counts, [(task.vm, 0)], "nothing is left to be looked at");
     assert!(run.lines.iter().any(|line| line.contains("has its operator's CPUs again")), "{:?}", run.lines);
 }
 
@@ -543,8 +549,8 @@ fn giving_back_is_tried_again_after_a_failure() {
         let (act, source) = ("setting its affinity", std::io::Error::from_raw_os_error(22));
         Err(ActError::System { pid: PID, tid, act, source })
     };
-    let vm = run.id(0);
-    run.step(Event::Confined(vm, PID, vec![(0, failed(101)), (1, failed(102))]));
+    let (task, ..) = run.orders[run.orders.len() - 1];
+    run.step(Event::Confined(task, vec![(0, failed(101)), (1, failed(102))]));
     assert_eq!(run.answered(2), Some(false));
     run.obedient = true;
     run.period(4, 1);
@@ -591,9 +597,8 @@ fn an_operators_move_ends_what_a_policy_wanted() {
     run.period(0, 1);
     run.ask(2, |to| Request::Move("a".into(), 0, 0, to));
     run.masks.insert(101, set("0-3"));
-    let vm = run.id(0);
     let at = Some(location(&set("0-3"), run.now_ns));
-    run.step(Event::Moved(vm, 0, 0, Ok(at)));
+    run.step(Event::Moved(run.task, Ok(at)));
     run.period(0, 1);
     assert_eq!(run.scheduling().vcpus[0].operator_cpus, Some(set("0-3")));
     run.set_policy(3, Policy::Off);
@@ -609,16 +614,19 @@ fn an_operators_move_waits_for_the_step_under_way() {
     run.ask(2, |to| Request::Move("a".into(), 0, 0, to));
     run.set_policy(3, Policy::Off);
     assert_eq!(run.moves, 0, "which of both was last would not be known");
-    let (vm, pid, orders) = run.orders.pop().expect("orders");
-    let made = run.obey(vm, pid, &orders);
+    let (task, _, orders) = run.orders.pop().expect("orders");
+    let made = run.obey(task, &orders);
     run.obedient = true;
     run.step(made);
     assert_eq!(run.moves, 1);
     run.masks.insert(101, set("0-3"));
     let at = Some(location(&set("0-3"), run.now_ns));
-    run.step(Event::Moved(vm, 0, 0, Ok(at)));
+    run.step(Event::Moved(run.task, Ok(at)));
     assert_eq!((run.answered(2), run.answered(3)), (Some(true), Some(true)));
-    assert_eq!((run.mask(0), run.mask(1), run.counts.last()), ("0-3".into(), "0-7".into(), Some(&(vm, 0))));
+    assert_eq!(
+        (run.mask(0), run.mask(1), run.counts.last()),
+        ("0-3".into(), "0-7".into(), Some(&(run.task.vm, 0)))
+    );
 }
 
 #[test]
@@ -636,8 +644,7 @@ fn nothing_is_confined_before_the_masks_of_an_earlier_vnumad_are_given_back() {
     assert_eq!(run.orders.len(), 0);
     // Read before, with a mask of the earlier vnumad in it.
     let early = run.reading(0, 1);
-    let vm = run.id(0);
-    run.step(Event::MasksRestored(vm, PID, Ok(1)));
+    run.step(Event::MasksRestored(run.task, Ok(1)));
     run.masks.insert(101, set("0-7"));
     run.step(Event::Sampled(Box::new(early)));
     assert_eq!((run.orders.len(), run.scheduling().vcpus[0].operator_cpus.clone()), (0, None));
@@ -655,15 +662,15 @@ fn masks_that_could_not_be_given_back_are_tried_again() {
     run.restores = false;
     let candidate = VmCandidate::new("/a", "a", 1);
     run.step(Event::Scanned(Ok(vec![candidate])));
-    let (vm, connection) = run.connections[0];
+    let (_, connection) = run.connections[0];
     run.step(Event::Hypervisor(connection, Report::Up(description("a", PID), false)));
     for _ in 0..2 {
-        run.step(Event::MasksRestored(vm, PID, Err("no CPU is online".into())));
+        run.step(Event::MasksRestored(run.task, Err("no CPU is online".into())));
         run.step(Event::Resync);
     }
     assert_eq!(run.restored, [PID, PID, PID]);
     assert_eq!(run.lines.iter().filter(|line| line.contains("not undone yet")).count(), 1);
-    run.step(Event::MasksRestored(vm, PID, Ok(1)));
+    run.step(Event::MasksRestored(run.task, Ok(1)));
     run.step(Event::Resync);
     assert_eq!(run.restored.len(), 3);
 }
@@ -698,9 +705,9 @@ fn masks_of_a_vm_that_is_not_followed_any_more_are_given_back_and_requests_answe
     // Another VM is behind the handle.
     run.step(Event::Hypervisor(connection, Report::Up(description("b", PID + 10), false)));
     assert_eq!((run.answered(2), &run.restored[..]), (Some(false), &[PID, PID + 10][..]));
-    let vm = run.id(0);
     // The outcome of the old one's step comes late.
-    run.step(Event::Confined(vm, PID, vec![(0, Ok(None.into())), (1, Ok(None.into()))]));
+    let (old, ..) = run.orders[run.orders.len() - 1];
+    run.step(Event::Confined(old, vec![(0, Ok(None.into())), (1, Ok(None.into()))]));
     assert_eq!(run.core.show_scheduling("b").expect("known").vcpus[0].moves, 0);
 }
 
@@ -731,11 +738,11 @@ fn cpus_that_the_host_loses_leave_no_mask_behind() {
     run.obedient = false;
     run.period(0, 1);
     // The policy finds another place for them.
-    let (vm, pid, orders) = run.orders.last().cloned().expect("orders");
+    let (task, pid, orders) = run.orders.last().cloned().expect("orders");
     let elsewhere = |order: &MaskOrder| order.cpus == Some(set("0-3")) && order.operator == set("0-7");
     assert!(orders.iter().all(elsewhere), "{orders:?}");
     let failed = |tid| Err(ActError::Raced { pid, tid });
-    run.step(Event::Confined(vm, pid, vec![(0, failed(101)), (1, failed(102))]));
+    run.step(Event::Confined(task, vec![(0, failed(101)), (1, failed(102))]));
     // One that does nothing of itself gives them back.
     run.set_policy(2, Policy::Observe);
     let (_, _, orders) = run.orders.last().expect("orders");
@@ -809,8 +816,9 @@ fn a_step_that_fails_is_tried_again_and_warned_of_once() {
             let source = std::io::Error::other(why.to_owned());
             (vcpu.vcpu, Err(ActError::System { pid: PID, tid: vcpu.tid, act: "pinning it", source }))
         };
-        let outcomes = run.orders[before].2.iter().map(error).collect();
-        run.step(Event::Confined(run.id(0), PID, outcomes));
+        let (task, _, orders) = &run.orders[before];
+        let confined = Event::Confined(*task, orders.iter().map(error).collect());
+        run.step(confined);
     };
     fail(&mut run, "not connected");
     fail(&mut run, "not connected");

@@ -59,8 +59,6 @@ pub struct Move {
     pub mover: Mover,
     /// The request that waits for it.
     pub request: Option<RequestId>,
-    /// It has been begun; its outcome will be reported.
-    pub in_flight: bool,
 }
 
 /// What an operator wants.

@@ -6,18 +6,28 @@ use crate::{
 };
 use std::collections::BTreeMap;
 use vnuma_model::GuestNodeId;
-use vnuma_policy::{memory_move::MoveMemory, world::VmId};
+use vnuma_policy::{
+    memory_move::MoveMemory,
+    world::{TaskId, VmId},
+};
 
 /// What is known of moves, and which are under way.
 #[derive(Debug, Default)]
 pub(super) struct Rules {
-    under_way: BTreeMap<VmId, i32>,
+    under_way: BTreeMap<VmId, (TaskId, i32)>,
 }
 
 impl Rules {
     /// A move is to begin. What is wrong with it, if something is.
-    pub(super) fn begins(&mut self, vm: VmId, pid: i32, order: &MoveMemory, homes: &Homes) -> Option<String> {
-        let twice = self.under_way.insert(vm, pid).is_some_and(|before| before == pid);
+    pub(super) fn begins(
+        &mut self,
+        task: TaskId,
+        pid: i32,
+        order: &MoveMemory,
+        homes: &Homes,
+    ) -> Option<String> {
+        let vm = task.vm;
+        let twice = self.under_way.insert(vm, (task, pid)).is_some_and(|(_, before)| before == pid);
         let its = |(id, home): (&GuestNodeId, &u32)| {
             let start = mapping(*id).start;
             order.within == Some((start, start + GUEST_NODE)) && order.to == *home
@@ -35,9 +45,7 @@ impl Rules {
     }
 
     /// A move has ended.
-    pub(super) fn ended(&mut self, vm: VmId, pid: i32) {
-        if self.under_way.get(&vm) == Some(&pid) {
-            self.under_way.remove(&vm);
-        }
+    pub(super) fn ended(&mut self, task: TaskId) {
+        self.under_way.retain(|_, (known, _)| *known != task);
     }
 }

@@ -3,7 +3,7 @@
 use super::Checker;
 use vnuma_daemon::core::event::{Command, Made, MaskOrder};
 use vnuma_model::{ApicId, CpuSet, HostNodeId};
-use vnuma_policy::world::VmId;
+use vnuma_policy::world::{TaskId, VmId};
 use vnuma_process::ActError;
 
 impl Checker {
@@ -43,31 +43,33 @@ impl Checker {
                     self.forget(*vm);
                 }
             }
-            Command::Move { vm, pid, vcpu, tid, node, cpus } => {
-                self.moving(*vm, (*pid, *tid), *vcpu, *node, cpus);
+            Command::Move { task, pid, vcpu, tid, node, cpus } => {
+                self.moving(*task, (*pid, *tid), *vcpu, *node, cpus);
             }
-            Command::Confine { vm, pid, masks } => {
-                masks.iter().for_each(|order| self.confining_one(*vm, *pid, order));
+            Command::Confine { task, pid, masks } => {
+                masks.iter().for_each(|order| self.confining_one(*task, *pid, order));
             }
             Command::ForgetMask(_, tid) => {
                 if let Some(&(vm, vcpu)) = self.owners.get(tid) {
                     self.assign(vm, vcpu, None);
                 }
             }
-            Command::Follow { vm, pid, vcpus, cpus } => self.following(*vm, *pid, vcpus, cpus.as_ref()),
+            Command::Follow { task, pid, vcpus, cpus } => {
+                self.following(task.vm, *pid, vcpus, cpus.as_ref());
+            }
             // The VM is taken for a new one: what was begun before is of no account.
-            Command::RestoreMasks(vm, _) => self.confining.retain(|(known, ..), _| known != vm),
+            Command::RestoreMasks(task, _) => self.confining.retain(|(known, ..), _| *known != task.vm),
             _ => {}
         }
     }
 
     /// Masks have been set, or not.
-    pub(super) fn confined(&mut self, vm: VmId, pid: i32, outcomes: &[(ApicId, Result<Made, ActError>)]) {
+    pub(super) fn confined(&mut self, task: TaskId, outcomes: &[(ApicId, Result<Made, ActError>)]) {
+        let vm = task.vm;
         for (vcpu, outcome) in outcomes {
-            let Some(node) = self.confining.remove(&(vm, pid, *vcpu)) else { continue };
-            if self.vms.get(&vm).is_none_or(|view| view.pid != pid) {
-                continue;
-            }
+            let is_it = |(its, (known, _)): &(&(VmId, i32, ApicId), &_)| its.2 == *vcpu && *known == task;
+            let its = self.confining.iter().find(is_it).map(|(its, _)| *its);
+            let Some((_, node)) = its.and_then(|its| self.confining.remove(&its)) else { continue };
             match outcome {
                 Ok(at) => {
                     let now_ns = self.now_ns;
@@ -93,14 +95,22 @@ impl Checker {
         self.judge(vm, vcpu, now_ns);
     }
 
-    fn moving(&mut self, vm: VmId, (pid, tid): (i32, i32), vcpu: ApicId, node: HostNodeId, cpus: &CpuSet) {
+    fn moving(
+        &mut self,
+        task: TaskId,
+        (pid, tid): (i32, i32),
+        vcpu: ApicId,
+        node: HostNodeId,
+        cpus: &CpuSet,
+    ) {
+        let vm = task.vm;
         let described = self.vms.get(&vm).is_none_or(|view| {
             view.pid == pid && view.vcpus.get(&vcpu).is_some_and(|known| known.tid == tid)
         });
         self.expect(described, "move", || format!("VM {vm}: thread {tid} of {pid} is not vCPU {vcpu}"));
         let right = self.host.nodes.iter().any(|known| known.id == node && known.cpus == *cpus);
         self.expect(right, "move", || format!("VM {vm}: {cpus} are not the CPUs of node {node}"));
-        let fresh = self.moving.insert((vm, pid, vcpu));
+        let fresh = self.moving.insert((vm, pid, vcpu), (task, node)).is_none();
         self.expect(fresh, "move", || format!("VM {vm}: vCPU {vcpu} is moved twice at a time"));
         self.apart(vm, pid, vcpu);
     }
@@ -108,11 +118,12 @@ impl Checker {
     /// Which of both was last would not be known.
     fn apart(&mut self, vm: VmId, pid: i32, vcpu: ApicId) {
         let its = (vm, pid, vcpu);
-        let apart = !self.moving.contains(&its) || !self.confining.contains_key(&its);
+        let apart = !self.moving.contains_key(&its) || !self.confining.contains_key(&its);
         self.expect(apart, "move", || format!("VM {vm}: vCPU {vcpu} is moved while its mask is set"));
     }
 
-    fn confining_one(&mut self, vm: VmId, pid: i32, order: &MaskOrder) {
+    fn confining_one(&mut self, task: TaskId, pid: i32, order: &MaskOrder) {
+        let vm = task.vm;
         let MaskOrder { vcpu, tid, cpus, operator, .. } = order;
         let described = self.vms.get(&vm).is_none_or(|view| {
             view.pid == pid && view.vcpus.get(vcpu).is_some_and(|known| known.tid == *tid)
@@ -121,7 +132,7 @@ impl Checker {
         let within = cpus.as_ref().is_none_or(|cpus| !cpus.is_empty() && cpus.is_subset(operator));
         self.expect(within, "mask", || format!("VM {vm}: vCPU {vcpu}: {cpus:?} are not within {operator}"));
         let node = cpus.as_ref().and_then(|cpus| self.host.node_of_cpus(cpus));
-        let fresh = self.confining.insert((vm, pid, *vcpu), node).is_none();
+        let fresh = self.confining.insert((vm, pid, *vcpu), (task, node)).is_none();
         self.expect(fresh, "mask", || format!("VM {vm}: two masks of vCPU {vcpu} are set at a time"));
         self.apart(vm, pid, *vcpu);
     }
@@ -137,7 +148,9 @@ impl Checker {
     }
 
     /// The mover has made or refused a move.
-    pub fn move_ended(&mut self, vm: VmId, pid: i32, vcpu: ApicId) {
-        self.move_counts = self.moving.remove(&(vm, pid, vcpu));
+    pub fn move_ended(&mut self, task: TaskId) {
+        let ended = self.moving.iter().find(|(_, (known, _))| *known == task);
+        self.move_ended = ended.map(|((vm, _, vcpu), (_, node))| (*vm, *vcpu, *node));
+        self.moving.retain(|_, (known, _)| *known != task);
     }
 }

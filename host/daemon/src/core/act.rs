@@ -13,7 +13,7 @@ use vnuma_policy::{
     Action, PublishReason, Ranks, Reason, Step,
     memory_move::MoveMemory,
     migration::Order,
-    world::{Begun, ChannelEvent, Confine, Mechanism, Move, Replug, UnplugStep, VmId},
+    world::{ChannelEvent, Confine, Confining, Mechanism, Move, Replug, TaskId, UnplugStep, VmId},
 };
 
 impl Core {
@@ -40,7 +40,7 @@ impl Core {
             Action::PlaceAgain(_) => self.place_again(id),
             Action::Follow => self.begin_follow(id),
             Action::Rank(ranks, _) => self.rank(id, ranks),
-            Action::RestoreMasks(pid, _) => self.commands.push(Command::RestoreMasks(id, pid)),
+            Action::RestoreMasks(pid, _) => self.restore_masks(id, pid),
             Action::ObserveMemory => self.begin_observation(id),
             Action::WatchHotness => self.begin_hotness(id),
             Action::MoveMemory(order) => self.begin_memory(id, order),
@@ -71,28 +71,38 @@ impl Core {
     }
 
     fn begin_move(&mut self, id: VmId, wanted: Move) {
+        let task = self.world.next_task(id);
         let Some((host, vm)) = self.world.vm_mut(id) else { return };
         let found = vm.description.vcpus.iter().find(|vcpu| vcpu.apic_id == wanted.vcpu);
         let (Some(found), Some(node)) = (found, host.node(wanted.node)) else {
             // The host had this node when the move was asked for.
             let present = host.nodes.iter().map(|node| node.id).collect();
-            vm.moves.retain(|known| *known != wanted);
+            vm.moves.retain(|task| task.wanted != Some(wanted));
             let refusal = Refusal::NoNode { node: wanted.node, present };
             self.vcpu_rehomed(id, wanted.vcpu, Err(refusal.to_string()));
             return self.refuse_first(id, Until::Moved(wanted.request), refusal);
         };
         let command = Command::Move {
-            vm: id,
+            task,
             pid: vm.description.pid,
             vcpu: wanted.vcpu,
             tid: found.tid,
             node: wanted.node,
             cpus: node.cpus.clone(),
         };
-        if let Some(begun) = vm.moves.iter_mut().find(|known| **known == wanted) {
-            begun.in_flight = true;
+        if let Some(known) = vm.moves.iter_mut().find(|known| known.wanted == Some(wanted)) {
+            known.begin(task, wanted);
         }
         self.commands.push(command);
+    }
+
+    /// A VM that is gone does not wait for it.
+    fn restore_masks(&mut self, id: VmId, pid: i32) {
+        let task = self.world.next_task(id);
+        if let Some((_, vm)) = self.world.vm_mut(id).filter(|(_, vm)| vm.description.pid == pid) {
+            vm.scheduling.restore.begin(task, ());
+        }
+        self.commands.push(Command::RestoreMasks(task, pid));
     }
 
     fn begin_replug(&mut self, id: VmId, replug: Replug, reason: Reason) {
@@ -143,66 +153,71 @@ impl Core {
 
     /// Gives scx_vnuma the places that are set by affinities, once more.
     fn place_again(&mut self, id: VmId) {
+        let task = self.world.next_task(id);
         let Some((_, vm)) = self.world.vm_mut(id) else { return };
         let mut masks = Vec::new();
         for vcpu in &vm.description.vcpus {
             let Some(mask) = vm.scheduling.masks.get_mut(&vcpu.apic_id) else { continue };
             let set = mask.policy.clone().filter(|set| set.by == Mechanism::Affinity);
-            let (Some(set), Some(why), Some(operator), None) =
-                (set, mask.last.as_ref().map(|last| last.why), mask.operator.clone(), &mask.begun)
+            let why = mask.step.last.as_ref().map(|last| last.why);
+            let (Some(set), Some(why), Some(operator), false) =
+                (set, why, mask.operator.clone(), mask.step.is_under_way())
             else {
                 continue;
             };
             let (expected, cpus) = (set.cpus.clone(), Some(set.cpus.clone()));
-            mask.begun = Some(Begun { mask: Some(set), why });
+            // Another step stays wanted.
+            let wanted = mask.step.wanted.take();
+            mask.step.begin(task, Confining { mask: Some(set), why });
+            mask.step.wanted = wanted;
             masks.push(MaskOrder { vcpu: vcpu.apic_id, tid: vcpu.tid, expected, operator, cpus });
         }
         if !masks.is_empty() {
             let pid = vm.description.pid;
-            self.commands.push(Command::Confine { vm: id, pid, masks });
+            self.commands.push(Command::Confine { task, pid, masks });
         }
     }
 
     /// Has them kept where their vCPUs are now. Also if nothing has changed: threads may be new.
     fn begin_follow(&mut self, id: VmId) {
-        let cpus = self.world.cpus_of_others(id);
+        let (cpus, task) = (self.world.cpus_of_others(id), self.world.next_task(id));
         let Some((_, vm)) = self.world.vm_mut(id) else { return };
         let others = &mut vm.scheduling.others;
-        others.look = false;
+        others.follow.wanted = None;
         if cpus.is_none() && !others.in_use() {
             return;
         }
-        others.begun = Some(cpus.clone());
+        others.follow.begin(task, cpus.clone());
         let (pid, vcpus) = (vm.description.pid, vm.description.vcpus.iter().map(|vcpu| vcpu.tid).collect());
-        self.commands.push(Command::Follow { vm: id, pid, vcpus, cpus });
+        self.commands.push(Command::Follow { task, pid, vcpus, cpus });
     }
 
     /// Has a VM's memory looked at.
     fn begin_observation(&mut self, id: VmId) {
-        let Some(areas) = self.world.observation_begun(id) else { return };
+        let Some((task, areas)) = self.world.observation_begun(id) else { return };
         let Some(pid) = self.vm(id).map(|vm| vm.description.pid) else { return };
         if areas.is_empty() {
             let problem = "where its hypervisor has the memory of its guest nodes is not known: guest nodes without a memory backend of \
                            their own, or several of one size that an old hypervisor does not tell apart";
-            return self.memory_observed(id, pid, Err(problem.to_owned()));
+            return self.memory_observed(task, Err(problem.to_owned()));
         }
-        self.commands.push(Command::ObserveMemory { vm: id, pid, areas });
+        self.commands.push(Command::ObserveMemory { task, pid, areas });
     }
 
     /// Has it watched how hot a VM's memory is.
     fn begin_hotness(&mut self, id: VmId) {
-        let Some(areas) = self.world.hotness_begun(id) else { return };
+        let Some((task, areas)) = self.world.hotness_begun(id) else { return };
         let Some(pid) = self.vm(id).map(|vm| vm.description.pid) else { return };
-        self.commands.push(Command::WatchHotness { vm: id, pid, areas });
+        self.commands.push(Command::WatchHotness { task, pid, areas });
     }
 
     /// Has memory moved. It takes a while; others are not kept waiting.
     fn begin_memory(&mut self, id: VmId, order: MoveMemory) {
         let now_ns = self.now_ns;
-        let Some(begun) = self.world.memory_begun(id, order.clone(), now_ns) else { return };
+        let Some((task, begun)) = self.world.memory_begun(id, order.clone(), now_ns) else { return };
         let Some(vm) = self.vm(id) else { return };
         let (name, pid) = (vm.name().to_owned(), vm.description.pid);
-        self.commands.push(Command::MoveMemory { vm: id, pid, order });
+        self.commands.push(Command::MoveMemory { task, pid, order });
         self.tell_memory(name, &begun);
     }
 
@@ -215,15 +230,16 @@ impl Core {
 
     /// Begins steps of policies: one command for each VM, so that one record is written for all of them.
     fn begin_confines(&mut self, steps: Vec<(VmId, Confine)>) {
-        let mut orders: BTreeMap<(VmId, i32), Vec<MaskOrder>> = BTreeMap::new();
+        let mut orders: BTreeMap<VmId, (TaskId, i32, Vec<MaskOrder>)> = BTreeMap::new();
         for (id, step) in steps {
+            let next = self.world.next_task(id);
             let mask = step.to.map(|place| self.world.policy_mask(id, step.vcpu, place));
             let Some((_, vm)) = self.world.vm_mut(id) else { continue };
             let thread = vm.description.vcpus.iter().find(|vcpu| vcpu.apic_id == step.vcpu);
             let thread = thread.map(|vcpu| vcpu.tid);
             let pid = vm.description.pid;
             let Some(state) = vm.scheduling.masks.get_mut(&step.vcpu) else { continue };
-            (state.wanted, state.released) = (None, false);
+            (state.step.wanted, state.released) = (None, false);
             let (Some(tid), Some(operator)) = (thread, state.operator.clone()) else { continue };
             let mask = match mask {
                 None => None,
@@ -233,17 +249,12 @@ impl Core {
             };
             let Some(expected) = state.expected().cloned() else { continue };
             let cpus = mask.as_ref().map(|mask| mask.cpus.clone());
-            state.begun = Some(Begun { mask, why: step.why });
-            orders.entry((id, pid)).or_default().push(MaskOrder {
-                vcpu: step.vcpu,
-                tid,
-                expected,
-                operator,
-                cpus,
-            });
+            let (task, _, masks) = orders.entry(id).or_insert_with(|| (next, pid, Vec::new()));
+            state.step.begin(*task, Confining { mask, why: step.why });
+            masks.push(MaskOrder { vcpu: step.vcpu, tid, expected, operator, cpus });
         }
-        for ((vm, pid), masks) in orders {
-            self.commands.push(Command::Confine { vm, pid, masks });
+        for (task, pid, masks) in orders.into_values() {
+            self.commands.push(Command::Confine { task, pid, masks });
         }
     }
 }

@@ -18,7 +18,7 @@ use vnuma_policy::{
     scheduling::Policy,
     world::{
         ConnectionId, DriverStatus, HostReading, Mechanism, MemoryMoved, RehomeWish, RequestId, ResizeWish,
-        StopReason, VmId,
+        StopReason, TaskId, VmId,
     },
 };
 use vnuma_process::ActError;
@@ -41,24 +41,24 @@ pub enum Event {
     /// A publication was written, with the generation of the next one; or it failed.
     Published(VmId, Result<u64, Refusal>),
     /// A move was made, with the vCPU's location after it; or it failed.
-    Moved(VmId, ApicId, HostNodeId, Result<Option<VcpuLocation>, ActError>),
+    Moved(TaskId, Result<Option<VcpuLocation>, ActError>),
     /// A period of the counted threads has ended.
     Sampled(Box<HostReading>),
-    /// vCPUs of this process were confined, or got their operator's masks again, each with its location after it; or it failed.
-    Confined(VmId, i32, Vec<(ApicId, Result<Made, ActError>)>),
-    /// The threads of this process that run no vCPU were kept to CPUs, or got their operators' masks again; or a part of them
+    /// vCPUs were confined, or got their operator's masks again, each with its location after it; or it failed.
+    Confined(TaskId, Vec<(ApicId, Result<Made, ActError>)>),
+    /// The threads of a process that run no vCPU were kept to CPUs, or got their operators' masks again; or a part of them
     /// was not.
-    Followed(VmId, i32, Result<Followed, String>),
-    /// Memory of this process was looked at, or could not be.
-    MemoryObserved(VmId, i32, Result<MemoryObservation, String>),
-    /// How hot memory of this process is was watched, or could not be.
-    HotnessWatched(VmId, i32, Result<Hotness, String>),
-    /// Memory of this process was moved: how far it has got, and whether that is all.
-    MemoryMoved(VmId, i32, MemoryMoved, bool),
+    Followed(TaskId, Result<Followed, String>),
+    /// Memory of a process was looked at, or could not be.
+    MemoryObserved(TaskId, Result<MemoryObservation, String>),
+    /// How hot memory of a process is was watched, or could not be.
+    HotnessWatched(TaskId, Result<Hotness, String>),
+    /// Memory of a process was moved: how far it has got, and whether that is all.
+    MemoryMoved(TaskId, MemoryMoved, bool),
     /// scx_vnuma was loaded, or has ended.
     Switched(Switch),
-    /// Masks that policies had set in this process were given back, or a part of them was not.
-    MasksRestored(VmId, i32, Result<usize, String>),
+    /// Masks that policies had set in a process were given back, or a part of them was not.
+    MasksRestored(TaskId, Result<usize, String>),
     /// A watched process runs, or is stopped.
     ProcessState(VmId, i32, Option<StopReason>),
     /// The main loop of a watched process is busy or stuck. Only a probe shows which.
@@ -295,8 +295,8 @@ pub enum Command {
     Look(Vec<(i32, i32)>),
     /// Confine a thread to CPUs of a node; [`Event::Moved`] answers.
     Move {
-        /// The VM.
-        vm: VmId,
+        /// Which one it is.
+        task: TaskId,
         /// Its process.
         pid: i32,
         /// The vCPU.
@@ -319,8 +319,8 @@ pub enum Command {
     },
     /// Set masks of vCPUs; [`Event::Confined`] answers.
     Confine {
-        /// The VM.
-        vm: VmId,
+        /// Which one it is.
+        task: TaskId,
         /// Its process.
         pid: i32,
         /// The masks.
@@ -328,8 +328,8 @@ pub enum Command {
     },
     /// Keep all threads of a process but its vCPUs to CPUs, each within its operator's mask; [`Event::Followed`] answers.
     Follow {
-        /// The VM.
-        vm: VmId,
+        /// Which one it is.
+        task: TaskId,
         /// Its process.
         pid: i32,
         /// Threads of its vCPUs.
@@ -352,8 +352,8 @@ pub enum Command {
     LookForScheduler,
     /// Look at pages of a process; [`Event::MemoryObserved`] answers.
     ObserveMemory {
-        /// The VM.
-        vm: VmId,
+        /// Which one it is.
+        task: TaskId,
         /// Its process.
         pid: i32,
         /// Memory of its guest nodes.
@@ -361,8 +361,8 @@ pub enum Command {
     },
     /// Watch how hot memory of a process is; [`Event::HotnessWatched`] answers.
     WatchHotness {
-        /// The VM.
-        vm: VmId,
+        /// Which one it is.
+        task: TaskId,
         /// Its process.
         pid: i32,
         /// Memory of its guest nodes.
@@ -370,8 +370,8 @@ pub enum Command {
     },
     /// Move memory of a process to another node; [`Event::MemoryMoved`] answers, several times.
     MoveMemory {
-        /// The VM.
-        vm: VmId,
+        /// Which one it is.
+        task: TaskId,
         /// Its process.
         pid: i32,
         /// What goes where.
@@ -380,7 +380,7 @@ pub enum Command {
     /// End the move of this VM's memory that is under way.
     StopMemory(VmId),
     /// Give back all masks that policies have set in a process, by the record of them; [`Event::MasksRestored`] answers.
-    RestoreMasks(VmId, i32),
+    RestoreMasks(TaskId, i32),
     /// The operator has set the mask of this thread of a process: the record of it goes.
     ForgetMask(i32, i32),
     /// Watch whether a VM's process runs, instead of any other process of this VM.

@@ -13,7 +13,7 @@ use vnuma_policy::{
     hotness::Hotness,
     memory_move::{MemoryPolicy, MemoryReason},
     residency::MemoryObservation,
-    world::VmId,
+    world::{TaskId, VmId},
 };
 
 impl Core {
@@ -54,12 +54,13 @@ impl Core {
     }
 
     /// A VM's memory was looked at, or could not be.
-    pub(super) fn memory_observed(&mut self, id: VmId, pid: i32, outcome: Result<MemoryObservation, String>) {
-        let Some(vm) = self.vm(id).filter(|vm| vm.description.pid == pid) else { return };
+    pub(super) fn memory_observed(&mut self, task: TaskId, outcome: Result<MemoryObservation, String>) {
+        let id = task.vm;
+        let Some(vm) = self.vm(id).filter(|vm| vm.homing.observation.is(task)) else { return };
         let (name, before) = (vm.name().to_owned(), vm.homing.problem.clone());
         let problem = outcome.as_ref().err().cloned();
         let (now_ns, policies) = (self.now_ns, self.policies);
-        self.world.note_observation(id, &policies, outcome, now_ns);
+        self.world.note_observation(task, &policies, outcome, now_ns);
         if let Some(problem) = problem.as_ref().filter(|problem| before.as_ref() != Some(*problem)) {
             self.log(Level::Warn, format!("{name}: where its memory is cannot be seen: {problem}"));
         }
@@ -74,12 +75,12 @@ impl Core {
     }
 
     /// How hot a VM's memory is was watched, or could not be.
-    pub(super) fn hotness_watched(&mut self, id: VmId, pid: i32, outcome: Result<Hotness, String>) {
-        let Some(vm) = self.vm(id).filter(|vm| vm.description.pid == pid) else { return };
+    pub(super) fn hotness_watched(&mut self, task: TaskId, outcome: Result<Hotness, String>) {
+        let Some(vm) = self.vm(task.vm).filter(|vm| vm.homing.hotness.task.is(task)) else { return };
         let (name, before) = (vm.name().to_owned(), vm.homing.hotness.problem.clone());
         let problem = outcome.as_ref().err().cloned();
         let (now_ns, policies) = (self.now_ns, self.policies);
-        self.world.note_hotness(id, &policies, outcome, now_ns);
+        self.world.note_hotness(task, &policies, outcome, now_ns);
         if let Some(problem) = problem.filter(|problem| before.as_ref() != Some(problem)) {
             self.log(Level::Info, format!("{name}: how hot its memory is is not known: {problem}"));
         }

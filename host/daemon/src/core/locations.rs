@@ -9,8 +9,8 @@ use super::{
 };
 use crate::config::Intervals;
 use vnuma_api as api;
-use vnuma_model::{ApicId, HostNodeId, HostTopology, VcpuLocation};
-use vnuma_policy::world::{HostReading, VcpuReading, VmId};
+use vnuma_model::{ApicId, HostTopology, VcpuLocation};
+use vnuma_policy::world::{HostReading, Move, TaskId, VcpuReading, VmId};
 use vnuma_process::ActError;
 
 /// With each of so many resyncs (every 30 s by default) threads are looked at that are read once a period as well: to try again to
@@ -134,20 +134,13 @@ impl Core {
     }
 
     /// A move has ended, one way or the other.
-    pub(super) fn moved(
-        &mut self,
-        id: VmId,
-        vcpu: ApicId,
-        node: HostNodeId,
-        outcome: Result<Option<VcpuLocation>, ActError>,
-    ) {
+    pub(super) fn moved(&mut self, task: TaskId, outcome: Result<Option<VcpuLocation>, ActError>) {
+        let id = task.vm;
         let Some((host, vm)) = self.world.vm_mut(id) else { return };
-        // The VM is gone, and its requests have been answered.
-        let is_it =
-            |known: &vnuma_policy::world::Move| known.in_flight && (known.vcpu, known.node) == (vcpu, node);
-        let Some(position) = vm.moves.iter().position(is_it) else { return };
-        let ended = vm.moves.remove(position);
-        let name = vm.name().to_owned();
+        // Otherwise the VM is gone, and its requests have been answered.
+        let Some(ended) = vm.moves.iter_mut().find_map(|known| known.end(task)) else { return };
+        vm.moves.retain(|known| known.what().is_some());
+        let (name, Move { vcpu, node, .. }) = (vm.name().to_owned(), ended);
         let location = match outcome {
             Ok(location) => location,
             Err(source) => {

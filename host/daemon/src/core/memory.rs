@@ -9,20 +9,18 @@ use vnuma_api as api;
 use vnuma_policy::{
     Action, Reason,
     memory_move::MemoryReason,
-    world::{LastMemoryMove, MemoryMoved, VmId},
+    world::{LastMemoryMove, MemoryMoved, TaskId, VmId},
 };
 
 impl Core {
     /// Memory was moved, or could not be. The move goes on, or has ended.
-    pub(super) fn memory_moved(&mut self, id: VmId, pid: i32, moved: MemoryMoved, ended: bool) {
-        let now_ns = self.now_ns;
-        let Some(vm) = self.vm(id).filter(|vm| vm.description.pid == pid) else { return };
-        let name = vm.name().to_owned();
-        let Some(last) = self.world.memory_moved(id, moved, ended, now_ns) else { return };
+    pub(super) fn memory_moved(&mut self, task: TaskId, moved: MemoryMoved, ended: bool) {
+        let (id, now_ns) = (task.vm, self.now_ns);
+        let Some(last) = self.world.memory_moved(task, moved, ended, now_ns) else { return };
         if !ended {
             return;
         }
-        self.tell_memory(name, &last);
+        self.tell_memory(self.name_of(id), &last);
         // A re-home goes on with what is there now.
         if last.moved.bytes > 0 || matches!(last.order.why, MemoryReason::Rehome(_)) {
             // A guest node may have another home now, and its guest is told then.
@@ -35,8 +33,8 @@ impl Core {
 
     /// A policy has no more to say: the move that is under way ends, if it has such a reason.
     pub(super) fn stop_memory(&mut self, id: VmId, is_its: impl FnOnce(&MemoryReason) -> bool) {
-        let last = self.vm(id).and_then(|vm| vm.scheduling.memory.last.as_ref());
-        if last.is_some_and(|last| last.ended_ns.is_none() && is_its(&last.order.why)) {
+        let begun = self.vm(id).and_then(|vm| vm.scheduling.memory.task.begun());
+        if begun.is_some_and(|begun| is_its(&begun.order.why)) {
             self.world.add_step(id, Action::StopMemory(Reason::Ended));
         }
     }

@@ -5,15 +5,15 @@ use super::{
     event::{Followed, Level},
 };
 use vnuma_model::CpuSet;
-use vnuma_policy::world::VmId;
+use vnuma_policy::world::TaskId;
 
 impl Core {
     /// They are kept there, or not.
-    pub(super) fn followed(&mut self, id: VmId, pid: i32, outcome: Result<Followed, String>) {
-        let Some((_, vm)) = self.world.vm_mut(id).filter(|(_, vm)| vm.description.pid == pid) else { return };
+    pub(super) fn followed(&mut self, task: TaskId, outcome: Result<Followed, String>) {
+        let Some((_, vm)) = self.world.vm_mut(task.vm) else { return };
         let name = vm.name().to_owned();
         let others = &mut vm.scheduling.others;
-        let Some(begun) = others.begun.take() else { return };
+        let Some(begun) = others.follow.end(task) else { return };
         others.resyncs = 0;
         let line = match outcome {
             Ok(Followed { threads, inherited }) => {
@@ -31,7 +31,7 @@ impl Core {
         if let Some((level, line)) = line {
             self.log(level, format!("{name}: {line}"));
         }
-        self.recount(id);
+        self.recount(task.vm);
     }
 }
 

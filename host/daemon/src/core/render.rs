@@ -226,7 +226,7 @@ pub(super) fn scheduling(id: VmId, vm: &Vm, world: &World, seen: &SchedulingMemo
                 Mechanism::Scheduler => api::PlaceSetting::SCHEDULER.to_owned(),
             }),
             moves: mask.moves,
-            last: mask.last.as_ref().map(step),
+            last: mask.step.last.as_ref().map(step),
             ..api::VcpuScheduling::default()
         };
         let figures = seen.shown(id, vm, described.apic_id);
@@ -274,7 +274,7 @@ fn others(others: &Others) -> Option<api::OtherThreads> {
 
 pub(super) fn memory(vm: &Vm) -> Option<api::MemoryMoves> {
     let memory = &vm.scheduling.memory;
-    let last = memory.last.as_ref().map(memory_step)?;
+    let last = memory.shown().map(memory_step)?;
     Some(api::MemoryMoves { moves: memory.count, bytes: memory.bytes, last })
 }
 

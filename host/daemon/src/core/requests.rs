@@ -13,7 +13,7 @@ use super::{
 use vnuma_hypervisor::VmError;
 use vnuma_model::{ApicId, GuestNodeId, HostNodeId};
 use vnuma_policy::world::{
-    ChannelEvent, ChannelState, DescriptionSource, Move, Mover, Replug, RequestId, Vm, VmId,
+    ChannelEvent, ChannelState, DescriptionSource, Move, Mover, Replug, RequestId, Task, Vm, VmId,
 };
 use vnuma_policy::{Action, Reason};
 
@@ -158,7 +158,7 @@ impl Core {
         }
         if let Some((_, vm)) = self.world.vm_mut(id) {
             let mover = Mover::Operator;
-            vm.moves.push(Move { vcpu, node, mover, request: Some(request), in_flight: false });
+            vm.moves.push(Task::wanted(Move { vcpu, node, mover, request: Some(request) }));
         }
         Ok((id, Some(Until::Moved(Some(request)))))
     }

@@ -33,9 +33,9 @@ impl Core {
         let (now_ns, policies) = (self.now_ns, self.policies);
         if let Some((_, vm)) = self.world.vm_mut(id)
             && vm.is_looked_at(&policies)
-            && !vm.homing.observing
+            && !vm.homing.observation.is_under_way()
         {
-            vm.homing.due_ns.get_or_insert(now_ns.max(vm.homing.rests_until_ns));
+            vm.homing.observation.wanted.get_or_insert(now_ns.max(vm.homing.rests_until_ns));
         }
     }
 

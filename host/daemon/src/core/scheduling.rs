@@ -23,7 +23,7 @@ use vnuma_policy::{
     Action, Memories, Ranks, Reason, Step,
     memory_move::MemoryReason,
     scheduling::{Policy, Standing},
-    world::{HostReading, MaskChange, Mechanism, Mover, Vm, VmId},
+    world::{HostReading, MaskChange, Mechanism, Mover, TaskId, Vm, VmId, VmScheduling},
 };
 use vnuma_process::ActError;
 
@@ -105,16 +105,16 @@ impl Core {
             let given_back = |vm: &Vm| {
                 let masks = vm.scheduling.masks.values();
                 masks.filter(|mask| mask.is_in_use()).all(|mask| {
-                    let by = mask.begun.as_ref().map(|begun| begun.why.policy);
-                    let set = mask.policy.as_ref().and(mask.last.as_ref()).map(|last| last.why.policy);
+                    let by = mask.step.begun().map(|begun| begun.why.policy);
+                    let set = mask.policy.as_ref().and(mask.step.last.as_ref()).map(|last| last.why.policy);
                     by.or(set) == Some(vm.scheduling.policy)
                         && !mask.released
-                        && mask.wanted.is_none_or(|wanted| wanted.to.is_some())
+                        && mask.step.wanted.is_none_or(|wanted| wanted.to.is_some())
                 })
             };
             let others = |vm: &Vm| {
                 let others = &vm.scheduling.others;
-                let kept = others.kept.is_some() || others.begun.is_some();
+                let kept = others.kept.is_some() || others.follow.is_under_way();
                 !vm.scheduling.policy.acts() && kept && others.problem.is_none()
             };
             vm.is_some_and(|vm| !given_back(vm) || others(vm))
@@ -192,7 +192,7 @@ impl Core {
                     (mask.policy, lost) = (None, lost + 1);
                     if let Some((host, vm)) = self.world.vm_mut(id) {
                         vm.unassign(host, vcpu);
-                        vm.scheduling.others.look = true;
+                        vm.scheduling.others.follow.wanted = Some(());
                     }
                 }
                 None => {}
@@ -222,20 +222,21 @@ impl Core {
     }
 
     /// Steps have been made, or not.
-    pub(super) fn confined(&mut self, id: VmId, pid: i32, outcomes: Vec<(ApicId, Result<Made, ActError>)>) {
-        if self.vm(id).is_none_or(|vm| vm.description.pid != pid) {
-            return;
-        }
+    pub(super) fn confined(&mut self, task: TaskId, outcomes: Vec<(ApicId, Result<Made, ActError>)>) {
+        let id = task.vm;
         // It may have been the last one that a policy confined.
         self.recount(id);
         for (vcpu, outcome) in outcomes {
+            if !self.world.mask_mut(id, vcpu).is_some_and(|mask| mask.step.is(task)) {
+                continue;
+            }
             if outcome.is_ok() {
                 self.state(id).confine_problems.remove(&vcpu);
             }
             match outcome {
-                Ok(made) => self.step_made(id, vcpu, made),
+                Ok(made) => self.step_made(task, vcpu, made),
                 Err(ActError::MaskChanged { found, .. }) => {
-                    self.world.step_ended(id, vcpu, false, None, self.now_ns);
+                    self.world.step_ended(task, vcpu, false, None, self.now_ns);
                     if let Some(mask) = self.world.mask_mut(id, vcpu) {
                         // The next period reads it, with the CPUs that are offline now.
                         mask.set_by_operator(None, self.now_ns);
@@ -245,23 +246,22 @@ impl Core {
                     }
                     self.taken_over(id, vcpu, &found);
                 }
-                Err(error) => self.step_failed(id, vcpu, error),
+                Err(error) => self.step_failed(task, vcpu, error),
             }
         }
     }
 
-    fn step_made(&mut self, id: VmId, vcpu: ApicId, Made { location, by }: Made) {
-        let begun = self.world.mask_mut(id, vcpu).and_then(|mask| mask.begun.as_mut()?.mask.as_mut());
-        if let Some(mask) = begun {
-            mask.by = by;
-        }
-        let caused_by =
-            self.vm(id).and_then(|vm| vm.scheduling.masks.get(&vcpu)?.begun.as_ref()?.why.caused_by);
+    fn step_made(&mut self, task: TaskId, vcpu: ApicId, Made { location, by }: Made) {
+        let id = task.vm;
+        let begun = self.world.mask_mut(id, vcpu).and_then(|mask| mask.step.get_mut(task));
+        let Some(begun) = begun else { return };
+        begun.mask.iter_mut().for_each(|mask| mask.by = by);
+        let caused_by = begun.why.caused_by;
         let caused_by = caused_by.map(|other| match self.vm(other) {
             Some(other) => other.name().to_owned(),
             None => "a VM that is gone".to_owned(),
         });
-        let Some(made) = self.world.step_ended(id, vcpu, true, caused_by, self.now_ns) else { return };
+        let Some(made) = self.world.step_ended(task, vcpu, true, caused_by, self.now_ns) else { return };
         let Some((host, vm)) = self.world.vm_mut(id) else { return };
         let name = vm.name().to_owned();
         // Published at once, as it was put there on purpose.
@@ -275,8 +275,9 @@ impl Core {
         self.locate(id, vcpu, location);
     }
 
-    fn step_failed(&mut self, id: VmId, vcpu: ApicId, source: ActError) {
-        self.world.step_ended(id, vcpu, false, None, self.now_ns);
+    fn step_failed(&mut self, task: TaskId, vcpu: ApicId, source: ActError) {
+        let id = task.vm;
+        self.world.step_ended(task, vcpu, false, None, self.now_ns);
         let Some((_, vm)) = self.world.vm_mut(id) else { return };
         let name = vm.name().to_owned();
         // It is tried again with the next period, and a libvirt that is gone may be so for long.
@@ -288,16 +289,16 @@ impl Core {
     }
 
     /// The masks that an earlier vnumad left are the operator's again.
-    pub(super) fn masks_restored(&mut self, id: VmId, pid: i32, outcome: Result<usize, String>) {
+    pub(super) fn masks_restored(&mut self, task: TaskId, outcome: Result<usize, String>) {
         let now_ns = self.now_ns;
-        let Some((_, vm)) = self.world.vm_mut(id) else { return };
-        if vm.description.pid != pid {
+        let Some((_, vm)) = self.world.vm_mut(task.vm) else { return };
+        if vm.scheduling.restore.end(task).is_none() {
             return;
         }
         let name = vm.name().to_owned();
         match outcome {
             Ok(count) => {
-                (vm.scheduling.clean_ns, vm.scheduling.restore_problem) = (Some(now_ns), None);
+                (vm.scheduling.clean_ns, vm.scheduling.restore.last) = (Some(now_ns), None);
                 if count > 0 {
                     let line = format!(
                         "{name}: {count} threads have their operator's CPUs again, which an earlier vnumad had confined"
@@ -307,7 +308,7 @@ impl Core {
             }
             Err(problem) => {
                 // It is tried again with the next resync.
-                let before = vm.scheduling.restore_problem.replace(problem.clone());
+                let before = vm.scheduling.restore.last.replace(problem.clone());
                 if before.as_ref() != Some(&problem) {
                     let line = format!(
                         "{name}: an earlier vnumad has confined vCPUs, and that is not undone yet: {problem}"
@@ -320,7 +321,10 @@ impl Core {
 
     /// Tries again to give back the masks of an earlier vnumad.
     pub(super) fn restore_again(&mut self) {
-        let failed = |vm: &Vm| vm.scheduling.clean_ns.is_none() && vm.scheduling.restore_problem.is_some();
+        let failed = |vm: &Vm| {
+            let VmScheduling { clean_ns, restore, .. } = &vm.scheduling;
+            clean_ns.is_none() && restore.last.is_some() && !restore.is_under_way()
+        };
         let vms = self.world.iter().filter_map(|(id, managed)| Some((id, managed.vm.as_ref()?)));
         let due: Vec<_> = vms.filter(|(_, vm)| failed(vm)).map(|(id, vm)| (id, vm.description.pid)).collect();
         for (id, pid) in due {

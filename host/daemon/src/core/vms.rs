@@ -14,8 +14,8 @@ use vnuma_api as api;
 use vnuma_hypervisor::VmError;
 use vnuma_model::{ApicId, RunState, Vcpu, VmCandidate, VmDescription};
 use vnuma_policy::world::{
-    ChannelEvent, ConnectionId, DescriptionSource, Link, LinkEvent, ManagedVm, ProcessState, StopReason, Vm,
-    VmId, has_left,
+    ChannelEvent, ConnectionId, DescriptionSource, Link, LinkEvent, ManagedVm, Move, ProcessState,
+    StopReason, Task, Vm, VmId, has_left,
 };
 use vnuma_policy::{Action, Reason, migration::MigrationEvent};
 
@@ -301,8 +301,9 @@ impl Core {
         let Some((_, vm)) = self.world.vm_mut(id) else { return };
         let (name, vcpus) = (vm.name().to_owned(), &vm.description.vcpus);
         let present: Vec<u32> = vcpus.iter().map(|vcpu| vcpu.apic_id).collect();
-        let gone: Vec<_> = vm.moves.extract_if(.., |wanted| !present.contains(&wanted.vcpu)).collect();
-        for wanted in gone {
+        let is_gone = |task: &mut Task<Move>| task.what().is_none_or(|of| !present.contains(&of.vcpu));
+        let gone: Vec<_> = vm.moves.extract_if(.., is_gone).collect();
+        for wanted in gone.iter().filter_map(Task::what) {
             let (vm, vcpu, present) = (name.clone(), wanted.vcpu, present.clone());
             self.refuse_first(id, Until::Moved(wanted.request), Refusal::NoVcpu { vm, vcpu, present });
         }
@@ -424,7 +425,7 @@ impl Core {
         } else if vm.scheduling.in_use() {
             self.world.add_step(id, Action::RestoreMasks(vm.description.pid, Reason::Ended));
         }
-        if vm.scheduling.memory.is_under_way() {
+        if vm.scheduling.memory.task.is_under_way() {
             self.world.add_step(id, Action::StopMemory(Reason::Ended));
         }
         if let Some((pid, _)) = state.counted {

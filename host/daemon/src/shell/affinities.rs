@@ -15,20 +15,18 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 use vnuma_api as api;
-use vnuma_model::{ApicId, CpuSet, HostNodeId, Steal, VcpuLocation};
-use vnuma_policy::world::{Mechanism, VmId};
+use vnuma_model::{ApicId, CpuSet, Steal, VcpuLocation};
+use vnuma_policy::world::{Mechanism, TaskId};
 use vnuma_process::{ActError, Worker, Workers, pin_thread, pin_thread_if};
 
 /// A move to make.
 #[derive(Debug)]
 pub(super) struct Move {
-    pub(super) vm: VmId,
+    pub(super) task: TaskId,
     pub(super) pid: i32,
     /// The process, as a pidfd, so that a reused PID cannot be meant. `None`: it has ended.
     pub(super) pidfd: Option<Arc<OwnedFd>>,
-    pub(super) vcpu: ApicId,
     pub(super) tid: i32,
-    pub(super) node: HostNodeId,
     pub(super) cpus: CpuSet,
 }
 
@@ -38,12 +36,18 @@ pub(super) enum Order {
     /// An operator's move; [`Event::Moved`] follows.
     Move(Move),
     /// Masks of policies; [`Event::Confined`] follows. `pins`: the VM's manager sets them, and is told by [`Message::Confine`].
-    Confine { vm: VmId, pid: i32, pidfd: Option<Arc<OwnedFd>>, masks: Vec<MaskOrder>, pins: bool },
+    Confine { task: TaskId, pid: i32, pidfd: Option<Arc<OwnedFd>>, masks: Vec<MaskOrder>, pins: bool },
     /// All threads of a process but its vCPUs are kept to CPUs, or get their operators' masks; [`Event::Followed`] follows.
-    Follow { vm: VmId, pid: i32, pidfd: Option<Arc<OwnedFd>>, vcpus: Vec<i32>, cpus: Option<CpuSet> },
+    Follow { task: TaskId, pid: i32, pidfd: Option<Arc<OwnedFd>>, vcpus: Vec<i32>, cpus: Option<CpuSet> },
     /// Masks of policies are given back; [`Event::MasksRestored`] follows. If the VM's manager pins its vCPUs: these, and how
     /// many it has given back before.
-    Restore { vm: VmId, pid: i32, pidfd: Option<Arc<OwnedFd>>, vcpus: Vec<i32>, pins: Result<usize, String> },
+    Restore {
+        task: TaskId,
+        pid: i32,
+        pidfd: Option<Arc<OwnedFd>>,
+        vcpus: Vec<i32>,
+        pins: Result<usize, String>,
+    },
     /// A thread has its operator's mask.
     Forget { pid: i32, tid: i32 },
     /// A process has ended.
@@ -116,29 +120,29 @@ impl Task {
         match order {
             Order::Move(order) => {
                 let outcome = self.make(&order);
-                Some(Event::Moved(order.vm, order.vcpu, order.node, outcome))
+                Some(Event::Moved(order.task, outcome))
             }
-            Order::Confine { vm, pid, pidfd, masks, pins: false } => {
-                Some(Event::Confined(vm, pid, self.confine(pid, pidfd, masks)))
+            Order::Confine { task, pid, pidfd, masks, pins: false } => {
+                Some(Event::Confined(task, self.confine(pid, pidfd, masks)))
             }
-            Order::Confine { vm, pid, pidfd, masks, pins: true } => {
-                self.confine_by_pins(vm, pid, pidfd, masks)
+            Order::Confine { task, pid, pidfd, masks, pins: true } => {
+                self.confine_by_pins(task, pid, pidfd, masks)
             }
-            Order::Follow { vm, pid, pidfd, vcpus, cpus } => {
+            Order::Follow { task, pid, pidfd, vcpus, cpus } => {
                 let outcome = match pidfd {
                     Some(pidfd) => {
                         self.masks.follow((pid, &pidfd), &vcpus, cpus.as_ref(), &self.reader.online())
                     }
                     None => Err(format!("process {pid} has ended")),
                 };
-                Some(Event::Followed(vm, pid, outcome))
+                Some(Event::Followed(task, outcome))
             }
-            Order::Restore { vm, pid, pidfd, vcpus, pins } => {
+            Order::Restore { task, pid, pidfd, vcpus, pins } => {
                 self.masks.leave(pid, vcpus);
                 pidfd.iter().for_each(|pidfd| self.places.release_process(pid, pidfd));
                 let masks = self.masks.restore(pid, pidfd.as_ref(), &self.reader.online());
                 let outcome = masks.and_then(|masks| Ok(masks + pins?));
-                Some(Event::MasksRestored(vm, pid, outcome))
+                Some(Event::MasksRestored(task, outcome))
             }
             Order::Forget { pid, tid } => {
                 self.masks.forget(pid, &[tid]);
@@ -300,7 +304,7 @@ impl Task {
     /// The same for a VM whose manager sets affinities by pins of its own. What scx_vnuma must not have, or had not before, is for that.
     fn confine_by_pins(
         &mut self,
-        vm: VmId,
+        task: TaskId,
         pid: i32,
         pidfd: Option<Arc<OwnedFd>>,
         orders: Vec<MaskOrder>,
@@ -332,9 +336,9 @@ impl Task {
         }
         if !pins.is_empty() {
             // Fails only while vnumad stops.
-            let _ = self.inbox.send(Message::Confine(vm, pid, pins));
+            let _ = self.inbox.send(Message::Confine(task, pid, pins));
         }
-        (!outcomes.is_empty()).then_some(Event::Confined(vm, pid, outcomes))
+        (!outcomes.is_empty()).then_some(Event::Confined(task, outcomes))
     }
 
     /// Records the masks, then sets them. Without a record none is set.

@@ -14,7 +14,7 @@ use std::{
 };
 use tracing::{debug, info};
 use vnuma_observe::location::monotonic_ns;
-use vnuma_policy::{hotness::Hotness, residency::MemoryArea, world::VmId};
+use vnuma_policy::{hotness::Hotness, residency::MemoryArea, world::TaskId};
 use vnuma_process::{
     Jobs, Worker, Workers,
     damon::{Damon, DamonError, LOOKS, Sysfs, Tree},
@@ -25,7 +25,7 @@ use vnuma_process::{
 const LATE: Duration = Duration::from_secs(30);
 
 struct Order {
-    vm: VmId,
+    task: TaskId,
     pid: i32,
     pidfd: Option<Arc<OwnedFd>>,
     areas: Vec<MemoryArea>,
@@ -75,16 +75,16 @@ impl HotnessWatcher {
             for order in orders {
                 let outcome = watch(&damon, &order);
                 // Fails only while vnumad stops.
-                let _ = inbox.send(Message::Event(Event::HotnessWatched(order.vm, order.pid, outcome)));
+                let _ = inbox.send(Message::Event(Event::HotnessWatched(order.task, outcome)));
             }
         })?;
         Ok(Self { stop, worker })
     }
 
     /// Watches memory of this process of a VM; [`Event::HotnessWatched`] follows.
-    pub(super) fn watch(&self, vm: VmId, pid: i32, pidfd: Option<Arc<OwnedFd>>, areas: Vec<MemoryArea>) {
+    pub(super) fn watch(&self, task: TaskId, pid: i32, pidfd: Option<Arc<OwnedFd>>, areas: Vec<MemoryArea>) {
         // Fails only if the thread has panicked, which ends vnumad.
-        let _ = self.worker.send(Order { vm, pid, pidfd, areas, given: Instant::now() });
+        let _ = self.worker.send(Order { task, pid, pidfd, areas, given: Instant::now() });
     }
 }
 
@@ -139,7 +139,7 @@ mod tests {
         let pid = std::process::id().cast_signed();
         let area = MemoryArea { guest_node: 0, start: 4096, bytes: 8192, guest_bytes: 8192, page_kib: 4 };
         let pidfd = Some(Arc::new(open_pidfd(pid).expect("a pidfd")));
-        Order { vm: 1, pid, pidfd, areas: vec![area], given: Instant::now() }
+        Order { task: TaskId { vm: 1, number: 1 }, pid, pidfd, areas: vec![area], given: Instant::now() }
     }
 
     #[test]

@@ -22,7 +22,7 @@ use std::{
 };
 use tokio::sync::{mpsc, oneshot};
 use vnuma_api as api;
-use vnuma_policy::world::{ConnectionId, Mechanism, VmId};
+use vnuma_policy::world::{ConnectionId, Mechanism, TaskId};
 
 /// Capacity of the message queue. When it is full, a sender waits or counts its message as lost.
 const CAPACITY: usize = 4096;
@@ -51,9 +51,9 @@ pub(crate) enum Message {
     /// have them. Carries the event for the core.
     Pinned(i32, Vec<i32>, Event),
     /// Of a VM whose manager pins as policies want: threads of its process that run no vCPU are confined by affinities.
-    Confine(VmId, i32, Vec<PinOrder>),
+    Confine(TaskId, i32, Vec<PinOrder>),
     /// How many pins of a VM were given back, before the masks that are recorded of its process.
-    Unpinned(VmId, i32, Option<Arc<OwnedFd>>, Result<usize, String>),
+    Unpinned(TaskId, i32, Option<Arc<OwnedFd>>, Result<usize, String>),
 }
 
 /// A request of a client of the API.

@@ -372,10 +372,10 @@ impl Shell {
                 tids.into_iter().for_each(|tid| self.affinities.order(Order::Forget { pid, tid }));
                 self.step(event);
             }
-            Message::Confine(vm, pid, orders) => self.confine_by_pins(vm, pid, orders),
-            Message::Unpinned(vm, pid, pidfd, pins) => {
-                let vcpus = self.threads_of_vcpus(vm);
-                self.affinities.order(Order::Restore { vm, pid, pidfd, vcpus, pins });
+            Message::Confine(task, pid, orders) => self.confine_by_pins(task, pid, orders),
+            Message::Unpinned(task, pid, pidfd, pins) => {
+                let vcpus = self.threads_of_vcpus(task.vm);
+                self.affinities.order(Order::Restore { task, pid, pidfd, vcpus, pins });
             }
         }
     }
@@ -533,27 +533,28 @@ impl Shell {
             Command::Unwatch(tid) => self.locator.unwatch(tid),
             Command::Defer(threads, waits) => self.locator.defer(threads, waits),
             Command::Look(threads) => self.locator.look(threads),
-            Command::Move { vm, pid, vcpu, tid, node, cpus } => {
-                return self.make(Move { vm, pid, pidfd: self.pidfd(vm, pid), vcpu, tid, node, cpus });
+            Command::Move { task, pid, tid, cpus, .. } => {
+                return self.make(Move { task, pid, pidfd: self.pidfd(task.vm, pid), tid, cpus });
             }
-            Command::Confine { vm, pid, masks } => {
-                let (pidfd, pins) = (self.pidfd(vm, pid), self.keeps_pins(vm));
-                self.affinities.order(Order::Confine { vm, pid, pidfd, masks, pins });
+            Command::Confine { task, pid, masks } => {
+                let (pidfd, pins) = (self.pidfd(task.vm, pid), self.keeps_pins(task.vm));
+                self.affinities.order(Order::Confine { task, pid, pidfd, masks, pins });
             }
-            Command::Follow { vm, pid, vcpus, cpus } => {
-                self.affinities.order(Order::Follow { vm, pid, pidfd: self.pidfd(vm, pid), vcpus, cpus });
+            Command::Follow { task, pid, vcpus, cpus } => {
+                let pidfd = self.pidfd(task.vm, pid);
+                self.affinities.order(Order::Follow { task, pid, pidfd, vcpus, cpus });
             }
-            Command::MoveMemory { vm, pid, order } => {
-                self.page_mover.move_memory(vm, pid, self.pidfd(vm, pid), order);
+            Command::MoveMemory { task, pid, order } => {
+                self.page_mover.move_memory(task, pid, self.pidfd(task.vm, pid), order);
             }
-            Command::ObserveMemory { vm, pid, areas } => {
-                self.observer.observe(vm, pid, self.pidfd(vm, pid), areas);
+            Command::ObserveMemory { task, pid, areas } => {
+                self.observer.observe(task, pid, self.pidfd(task.vm, pid), areas);
             }
-            Command::WatchHotness { vm, pid, areas } => {
-                self.hotness.watch(vm, pid, self.pidfd(vm, pid), areas);
+            Command::WatchHotness { task, pid, areas } => {
+                self.hotness.watch(task, pid, self.pidfd(task.vm, pid), areas);
             }
             Command::StopMemory(vm) => self.page_mover.stop(vm),
-            Command::RestoreMasks(vm, pid) => self.restore(vm, pid),
+            Command::RestoreMasks(task, pid) => self.restore(task, pid),
             // Without scx_vnuma nobody needs it. A look for that is ordered with each resync.
             Command::Rank { .. } if !self.by_scheduler => {}
             Command::Rank { vm, pid, vcpus, stealing } => {
@@ -610,13 +611,13 @@ impl Shell {
 
     /// Has a move made, by the manager of the VM if that keeps its pins.
     fn make(&self, wanted: Move) -> Option<Event> {
-        if !self.keeps_pins(wanted.vm) {
+        if !self.keeps_pins(wanted.task.vm) {
             self.affinities.order(Order::Move(wanted));
             return None;
         }
-        let Move { vm, pid, vcpu, tid, node, cpus, .. } = wanted;
-        let pin = PinnedMove::new((vm, pid), (vcpu, tid), (node, cpus), Arc::clone(&self.inbox));
-        let refused = match self.pinner(pin.vm) {
+        let Move { task, pid, tid, cpus, .. } = wanted;
+        let pin = PinnedMove::new(task, (pid, tid), cpus, Arc::clone(&self.inbox));
+        let refused = match self.pinner(task.vm) {
             Some(worker) => worker.pin(pin).err()?,
             None => pin,
         };

@@ -19,7 +19,7 @@ use vnuma_model::PageKind;
 use vnuma_observe::{location::monotonic_ns, read_node_memory, read_node_pools};
 use vnuma_policy::{
     residency::{AreaSample, Found, Keeps, MemoryArea, MemoryObservation},
-    world::VmId,
+    world::TaskId,
 };
 use vnuma_process::{Sampled, SampledPage, Worker, Workers, choose_addresses, procfs, sample_pages};
 
@@ -35,7 +35,7 @@ const SMALLEST_KIB: u64 = 4;
 const GUEST_MEMORY: &str = "anon_inode:[kvm-gmem]";
 
 struct Order {
-    vm: VmId,
+    task: TaskId,
     pid: i32,
     pidfd: Option<Arc<OwnedFd>>,
     areas: Vec<MemoryArea>,
@@ -53,16 +53,22 @@ impl Observer {
             for order in orders {
                 let outcome = observe(&root, &order);
                 // Fails only while vnumad stops.
-                let _ = inbox.send(Message::Event(Event::MemoryObserved(order.vm, order.pid, outcome)));
+                let _ = inbox.send(Message::Event(Event::MemoryObserved(order.task, outcome)));
             }
         })?;
         Ok(Self { worker })
     }
 
     /// Looks at memory of this process of a VM; [`Event::MemoryObserved`] follows.
-    pub(super) fn observe(&self, vm: VmId, pid: i32, pidfd: Option<Arc<OwnedFd>>, areas: Vec<MemoryArea>) {
+    pub(super) fn observe(
+        &self,
+        task: TaskId,
+        pid: i32,
+        pidfd: Option<Arc<OwnedFd>>,
+        areas: Vec<MemoryArea>,
+    ) {
         // Fails only if the thread has panicked, which ends vnumad.
-        let _ = self.worker.send(Order { vm, pid, pidfd, areas });
+        let _ = self.worker.send(Order { task, pid, pidfd, areas });
     }
 }
 
@@ -161,7 +167,12 @@ mod tests {
 
     fn order(areas: Vec<MemoryArea>) -> Order {
         let pid = std::process::id().cast_signed();
-        Order { vm: 1, pid, pidfd: Some(Arc::new(open_pidfd(pid).expect("a pidfd"))), areas }
+        Order {
+            task: TaskId { vm: 1, number: 1 },
+            pid,
+            pidfd: Some(Arc::new(open_pidfd(pid).expect("a pidfd"))),
+            areas,
+        }
     }
 
     #[test]

@@ -3,31 +3,24 @@
 use super::inbox::{Inbox, Message};
 use crate::core::event::Event;
 use std::{fmt::Display, io, sync::Arc};
-use vnuma_model::{ApicId, CpuSet, HostNodeId, VcpuLocation};
-use vnuma_policy::world::VmId;
+use vnuma_model::{CpuSet, VcpuLocation};
+use vnuma_policy::world::TaskId;
 use vnuma_process::ActError;
 
 /// A move on its way to a VM's worker.
 #[derive(Debug)]
 pub(crate) struct PinnedMove {
-    pub(crate) vm: VmId,
+    pub(crate) task: TaskId,
     pub(crate) pid: i32,
-    pub(crate) vcpu: ApicId,
     pub(crate) tid: i32,
-    pub(crate) node: HostNodeId,
     pub(crate) cpus: CpuSet,
     /// `None` once it is answered.
     inbox: Option<Arc<Inbox>>,
 }
 
 impl PinnedMove {
-    pub(crate) fn new(
-        (vm, pid): (VmId, i32),
-        (vcpu, tid): (ApicId, i32),
-        (node, cpus): (HostNodeId, CpuSet),
-        inbox: Arc<Inbox>,
-    ) -> Self {
-        Self { vm, pid, vcpu, tid, node, cpus, inbox: Some(inbox) }
+    pub(crate) fn new(task: TaskId, (pid, tid): (i32, i32), cpus: CpuSet, inbox: Arc<Inbox>) -> Self {
+        Self { task, pid, tid, cpus, inbox: Some(inbox) }
     }
 
     /// It was made.
@@ -43,7 +36,7 @@ impl PinnedMove {
     /// The event that it was not made, for who takes no messages.
     pub(crate) fn give_up(mut self, why: &dyn Display) -> Event {
         self.inbox = None;
-        Event::Moved(self.vm, self.vcpu, self.node, Err(self.error(why)))
+        Event::Moved(self.task, Err(self.error(why)))
     }
 
     fn error(&self, why: &dyn Display) -> ActError {
@@ -55,7 +48,7 @@ impl PinnedMove {
         let Some(inbox) = self.inbox.take() else { return };
         // Its mask is the operator's from now on.
         let made = outcome.is_ok().then_some(self.tid);
-        let event = Event::Moved(self.vm, self.vcpu, self.node, outcome);
+        let event = Event::Moved(self.task, outcome);
         // Fails only while vnumad stops.
         let _ = inbox.send(Message::Pinned(self.pid, made.into_iter().collect(), event));
     }
@@ -72,8 +65,10 @@ impl Drop for PinnedMove {
 mod tests {
     use super::*;
 
+    const TASK: TaskId = TaskId { vm: 1, number: 3 };
+
     fn pin(inbox: &Arc<Inbox>) -> PinnedMove {
-        PinnedMove::new((1, 2), (3, 4), (5, CpuSet::new()), Arc::clone(inbox))
+        PinnedMove::new(TASK, (2, 4), CpuSet::new(), Arc::clone(inbox))
     }
 
     /// The outcome of the one message; `None` if there is none.
@@ -81,7 +76,7 @@ mod tests {
         let mut messages = inbox.take_messages();
         assert!(messages.len() <= 1);
         match messages.pop()? {
-            Message::Pinned(2, tids, Event::Moved(1, 3, 5, outcome)) => {
+            Message::Pinned(2, tids, Event::Moved(TASK, outcome)) => {
                 assert_eq!(tids, if outcome.is_ok() { vec![4] } else { Vec::new() });
                 Some(outcome.map_or_else(|error| error.to_string(), |_| "made".to_owned()))
             }
@@ -101,7 +96,7 @@ mod tests {
             outcome(&inbox).as_deref(),
             Some("thread 4 of process 2: pinning it: the connection is closed")
         );
-        assert!(matches!(pin(&inbox).give_up(&"no"), Event::Moved(1, 3, 5, Err(_))));
+        assert!(matches!(pin(&inbox).give_up(&"no"), Event::Moved(TASK, Err(_))));
         assert_eq!(outcome(&inbox), None, "who gives it up has the event");
     }
 }

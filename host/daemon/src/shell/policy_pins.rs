@@ -26,7 +26,7 @@ use std::{
 use tracing::{info, warn};
 use vnuma_hypervisor::{PinError, PolicyPin};
 use vnuma_model::{ApicId, CpuSet, VcpuLocation};
-use vnuma_policy::world::{Mechanism, Vm, VmId};
+use vnuma_policy::world::{Mechanism, TaskId, Vm, VmId};
 use vnuma_process::ActError;
 
 /// How long pins are given back when vnumad stops: one call to libvirt that is not answered, and those that are.
@@ -45,7 +45,7 @@ impl PinOrder {
 /// Pins on their way to a VM's worker.
 #[derive(Debug)]
 pub(crate) struct PolicyPins {
-    pub(crate) vm: VmId,
+    pub(crate) task: TaskId,
     pid: i32,
     orders: Vec<PinOrder>,
     /// `None` once it is answered.
@@ -53,8 +53,8 @@ pub(crate) struct PolicyPins {
 }
 
 impl PolicyPins {
-    pub(crate) fn new((vm, pid): (VmId, i32), orders: Vec<PinOrder>, inbox: Arc<Inbox>) -> Self {
-        Self { vm, pid, orders, inbox: Some(inbox) }
+    pub(crate) fn new((task, pid): (TaskId, i32), orders: Vec<PinOrder>, inbox: Arc<Inbox>) -> Self {
+        Self { task, pid, orders, inbox: Some(inbox) }
     }
 
     /// As the hypervisor's manager is asked for them.
@@ -106,7 +106,7 @@ impl PolicyPins {
             self.orders.iter().zip(&outcomes).filter(placed).map(|(order, _)| order.order.tid).collect();
         let of = self.orders.iter().map(|order| order.order.vcpu);
         let outcomes: Vec<(ApicId, _)> = of.zip(outcomes).collect();
-        Message::Pinned(self.pid, lost, Event::Confined(self.vm, self.pid, outcomes))
+        Message::Pinned(self.pid, lost, Event::Confined(self.task, outcomes))
     }
 
     fn answer(&mut self, outcomes: Vec<Result<Made, ActError>>) {
@@ -173,7 +173,7 @@ impl Drop for Unpin {
 fn wanted_pins(vm: &Vm) -> BTreeMap<i32, Vec<CpuSet>> {
     let of = |vcpu: &vnuma_model::Vcpu| {
         let mask = vm.scheduling.masks.get(&vcpu.apic_id)?;
-        let begun = mask.begun.as_ref().and_then(|begun| begun.mask.as_ref());
+        let begun = mask.step.begun().and_then(|begun| begun.mask.as_ref());
         let set = mask.policy.as_ref().filter(|mask| mask.by == Mechanism::Affinity);
         let sets: Vec<CpuSet> = begun.into_iter().chain(set).map(|mask| mask.cpus.clone()).collect();
         (!sets.is_empty()).then_some((vcpu.tid, sets))
@@ -183,9 +183,9 @@ fn wanted_pins(vm: &Vm) -> BTreeMap<i32, Vec<CpuSet>> {
 
 impl Shell {
     /// Has pins of policies made by the VM's manager.
-    pub(super) fn confine_by_pins(&mut self, vm: VmId, pid: i32, orders: Vec<PinOrder>) {
-        let pins = PolicyPins::new((vm, pid), orders, Arc::clone(&self.inbox));
-        let refused = match self.pinner(vm) {
+    pub(super) fn confine_by_pins(&mut self, task: TaskId, pid: i32, orders: Vec<PinOrder>) {
+        let pins = PolicyPins::new((task, pid), orders, Arc::clone(&self.inbox));
+        let refused = match self.pinner(task.vm) {
             Some(worker) => worker.pin_all(pins).err(),
             None => Some(pins),
         };
@@ -203,20 +203,21 @@ impl Shell {
     }
 
     /// Gives back what policies have set in a VM: first pins, as affinities follow them.
-    pub(super) fn restore(&self, vm: VmId, pid: i32) {
+    pub(super) fn restore(&self, task: TaskId, pid: i32) {
+        let vm = task.vm;
         let pidfd = self.pidfd(vm, pid);
         let (mut vcpus, mut pins) = (Vec::new(), Ok(0));
         if self.keeps_pins(vm) {
             let (inbox, pidfd) = (Arc::clone(&self.inbox), pidfd.clone());
             // Fails only while vnumad stops.
-            let told = move |outcome| _ = inbox.send(Message::Unpinned(vm, pid, pidfd, outcome));
+            let told = move |outcome| _ = inbox.send(Message::Unpinned(task, pid, pidfd, outcome));
             match self.unpin(vm, Unpin::new(BTreeMap::new(), told)) {
                 Ok(()) => return,
                 Err(unpin) => unpin.forget(),
             }
             (vcpus, pins) = (self.threads_of_vcpus(vm), Err(NOT_CONNECTED.to_owned()));
         }
-        self.affinities.order(Order::Restore { vm, pid, pidfd, vcpus, pins });
+        self.affinities.order(Order::Restore { task, pid, pidfd, vcpus, pins });
     }
 
     pub(super) fn threads_of_vcpus(&self, vm: VmId) -> Vec<i32> {
@@ -271,6 +272,8 @@ mod tests {
     use super::*;
     use vnuma_hypervisor::VmError;
 
+    const TASK: TaskId = TaskId { vm: 1, number: 3 };
+
     fn set(list: &str) -> CpuSet {
         list.parse().expect("a list")
     }
@@ -282,12 +285,12 @@ mod tests {
             PinOrder { order: MaskOrder { vcpu, tid: 10 + vcpu as i32, expected, operator, cpus }, by }
         };
         let orders = vec![order(0, Mechanism::Affinity), order(1, Mechanism::Scheduler)];
-        PolicyPins::new((1, 2), orders, Arc::clone(inbox))
+        PolicyPins::new((TASK, 2), orders, Arc::clone(inbox))
     }
 
     /// The outcomes of a message, and threads that scx_vnuma is not to have.
     fn read(message: Message) -> (Vec<i32>, Vec<String>) {
-        let Message::Pinned(2, lost, Event::Confined(1, 2, outcomes)) = message else {
+        let Message::Pinned(2, lost, Event::Confined(TASK, outcomes)) = message else {
             panic!("{message:?}")
         };
         let shown = |(vcpu, outcome): (ApicId, Result<Made, ActError>)| match outcome {

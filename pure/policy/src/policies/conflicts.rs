@@ -83,22 +83,22 @@ fn verdict(vm: &Vm, step: &Step, taken: &mut Taken, now_ns: u64) -> Verdict {
     match &step.action {
         Action::Move(wanted, _) => {
             let mask = scheduling.masks.get(&wanted.vcpu);
-            begins_if(mask.is_none_or(|mask| mask.begun.is_none()), Verdict::Dropped)
+            begins_if(mask.is_none_or(|mask| !mask.step.is_under_way()), Verdict::Dropped)
         }
         Action::Confine(confine) => {
             taken.vcpus = true;
-            let moved = vm.moves.iter().any(|wanted| wanted.vcpu == confine.vcpu);
-            let begun = scheduling.masks.get(&confine.vcpu).is_none_or(|mask| mask.begun.is_some());
+            let moved = vm.moves.iter().any(|task| task.what().is_some_and(|of| of.vcpu == confine.vcpu));
+            let begun = scheduling.masks.get(&confine.vcpu).is_none_or(|mask| mask.step.is_under_way());
             begins_if(scheduling.clean_ns.is_some() && !begun && !moved, Verdict::Waits)
         }
         Action::Follow => begins_if(!taken.vcpus, Verdict::Dropped),
         Action::MoveMemory(_) if std::mem::replace(&mut taken.pages, true) => Verdict::Dropped,
         Action::MoveMemory(_) => {
-            let ready = !scheduling.memory.is_under_way() && scheduling.clean_ns.is_some();
+            let ready = !scheduling.memory.task.is_under_way() && scheduling.clean_ns.is_some();
             begins_if(ready, Verdict::Waits)
         }
         Action::ObserveMemory => {
-            begins_if(!vm.homing.observing && step.not_before_ns <= now_ns, Verdict::Waits)
+            begins_if(!vm.homing.observation.is_under_way() && step.not_before_ns <= now_ns, Verdict::Waits)
         }
         Action::SizeNode(_) => {
             taken.size = true;
@@ -117,13 +117,16 @@ mod tests {
         memory_move::{HomeCause, HomeWhy, MemoryPolicy, MoveMemory},
         scheduling::{Cause, Figures, Policy, Why},
         sizing::{Resize, SizedBy},
-        world::{Begun, Confine, DescriptionSource, ManagedVm, Move, Mover, RehomeWish, VcpuMask},
+        world::{
+            Confine, Confining, DescriptionSource, ManagedVm, Move, Mover, RehomeWish, Task, TaskId, VcpuMask,
+        },
     };
     use proptest::prelude::*;
     use vnuma_model::{HostTopology, Vcpu, VmCandidate, VmDescription};
 
     const ID: VmId = 1;
     const NOW_NS: u64 = 100;
+    const TASK: TaskId = TaskId { vm: ID, number: 1 };
 
     /// A VM of two vCPUs, with masks that can be set.
     fn world(change: impl FnOnce(&mut Vm)) -> World {
@@ -157,7 +160,7 @@ mod tests {
     }
 
     fn moved(vcpu: u32) -> Move {
-        Move { vcpu, node: 0, mover: Mover::Operator, request: Some(7), in_flight: false }
+        Move { vcpu, node: 0, mover: Mover::Operator, request: Some(7) }
     }
 
     fn memory(why: MemoryReason) -> Action {
@@ -198,7 +201,7 @@ mod tests {
     #[test]
     fn a_move_that_was_asked_for_comes_before_the_cpus_of_a_policy() {
         let asked = Action::Move(moved(0), Reason::Requested);
-        let world = world(|vm| vm.moves.push(moved(0)));
+        let world = world(|vm| vm.moves.push(Task::wanted(moved(0))));
         let (begins, waits) = settled(&world, vec![confine(0), confine(1), asked.clone()]);
         assert_eq!((begins, waits), (vec![asked, confine(1)], vec![confine(0)]));
     }
@@ -206,8 +209,7 @@ mod tests {
     #[test]
     fn nothing_is_begun_with_a_vcpu_that_is_on_its_way() {
         let begun = |vm: &mut Vm| {
-            let begun = Some(Begun { mask: None, why: why() });
-            vm.scheduling.masks.insert(0, VcpuMask { begun, ..VcpuMask::default() });
+            vm.scheduling.masks.entry(0).or_default().step.begin(TASK, Confining { mask: None, why: why() });
         };
         let asked = Action::Move(moved(0), Reason::Requested);
         let (begins, waits) = settled(&world(begun), vec![asked, confine(0), Action::Follow]);
@@ -267,9 +269,11 @@ mod tests {
             ];
             let proposed: Vec<Action> = proposed.into_iter().map(|at| all[at].clone()).collect();
             let world = world(|vm| {
-                vm.moves.extend(asked.then(|| moved(0)));
+                vm.moves.extend(asked.then(|| Task::wanted(moved(0))));
                 let mask = vm.scheduling.masks.entry(0).or_default();
-                mask.begun = begun.then(|| Begun { mask: None, why: why() });
+                if begun {
+                    mask.step.begin(TASK, Confining { mask: None, why: why() });
+                }
                 vm.scheduling.clean_ns = clean.then_some(0);
             });
             let (begins, waits) = settled(&world, proposed.clone());

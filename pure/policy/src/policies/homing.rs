@@ -64,7 +64,7 @@ impl HomingMemory {
 
     /// Whether a move home has ended since the last decision.
     fn move_ended(&mut self, id: VmId, vm: &Vm) -> bool {
-        let Some(last) = &vm.scheduling.memory.last else { return false };
+        let Some(last) = vm.scheduling.memory.shown() else { return false };
         let (Some(ended_ns), MemoryReason::Home(_)) = (last.ended_ns, &last.order.why) else { return false };
         let seen = self.seen.of(id, vm.found_ns);
         if ended_ns <= seen.move_ended_ns || ended_ns < vm.homing.since_ns {
@@ -86,7 +86,7 @@ impl Propose for Homing<'_> {
             memory.repatriator.forget(id);
         }
         for (id, _, vm) in now.vms() {
-            let mut look_ns = vm.homing.due_ns.filter(|due_ns| *due_ns <= now.now_ns);
+            let mut look_ns = vm.homing.observation.wanted.filter(|due_ns| *due_ns <= now.now_ns);
             if vm.homing.look > 0 {
                 let (looked, news) = memory.take_in(id, vm);
                 if news {
@@ -126,11 +126,11 @@ impl Homing<'_> {
             sharers: world.memory_sharers(self.policies),
             memory_bytes: observed.areas.iter().fold(0, |sum, one| sum.saturating_add(one.area.guest_bytes)),
             areas: &areas,
-            ready: memory.wanted.is_none()
-                && !memory.is_under_way()
+            ready: memory.task.wanted.is_none()
+                && !memory.task.is_under_way()
                 && observed.began_ns >= memory.ended_ns()
                 && vm.scheduling.clean_ns.is_some()
-                && !vm.homing.hotness.under_way
+                && !vm.homing.hotness.task.is_under_way()
                 && !vm.waits()
                 && !vm.is_migrating(),
             now_ns: observed.began_ns,

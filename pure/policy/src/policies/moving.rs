@@ -2,6 +2,7 @@
 
 use super::{Now, Propose};
 use crate::{Action, Reason, Step};
+use std::collections::BTreeSet;
 
 /// Moves of one vCPU are made one after the other.
 pub struct Moving;
@@ -12,14 +13,15 @@ impl Propose for Moving {
     fn propose(&self, now: &Now<'_>, (): ()) -> (Vec<Step>, ()) {
         let mut steps = Vec::new();
         for (id, _, vm) in now.vms() {
-            for (position, wanted) in vm.moves.iter().enumerate() {
-                let first = !vm.moves[..position].iter().any(|before| before.vcpu == wanted.vcpu);
-                if first && !wanted.in_flight {
+            let mut vcpus = BTreeSet::new();
+            for task in &vm.moves {
+                let first = task.what().is_some_and(|wanted| vcpus.insert(wanted.vcpu));
+                if let Some(wanted) = task.wanted.as_ref().filter(|_| first) {
                     let reason = if wanted.request.is_some() { Reason::Requested } else { Reason::Rehomed };
                     steps.push(Step::now(id, Action::Move(*wanted, reason)));
                 }
             }
-            let memory = vm.scheduling.memory.wanted.clone();
+            let memory = vm.scheduling.memory.task.wanted.clone();
             steps.extend(memory.map(|order| Step::now(id, Action::MoveMemory(order))));
         }
         (steps, ())

@@ -113,9 +113,9 @@ impl Propose for Scheduling<'_> {
         let machine = world.periods().machine();
         for (id, _, vm) in now.vms() {
             // What was wanted before, unless something else is now.
-            for (&vcpu, mask) in vm.scheduling.masks.iter().filter(|(_, mask)| mask.begun.is_none()) {
+            for (&vcpu, mask) in vm.scheduling.masks.iter().filter(|(_, mask)| !mask.step.is_under_way()) {
                 let back = || mask.released.then(|| memory.give_back(machine, (id, vm), vcpu, mask));
-                if let Some(step) = mask.wanted.or_else(back) {
+                if let Some(step) = mask.step.wanted.or_else(back) {
                     wanted.entry((id, vcpu)).or_insert(step);
                 }
             }
@@ -237,7 +237,7 @@ impl SchedulingMemory {
         for step in decision.steps {
             let VcpuKey { vm: id, vcpu } = step.key;
             let Some(vm) = world.get(id).and_then(|managed| managed.vm.as_ref()) else { continue };
-            if vm.scheduling.masks.get(&vcpu).is_none_or(|mask| mask.begun.is_some()) {
+            if vm.scheduling.masks.get(&vcpu).is_none_or(|mask| mask.step.is_under_way()) {
                 continue;
             }
             let assumed = self.shown(id, vm, vcpu).is_some_and(|shown| shown.quality == Quality::Assumed);
@@ -265,7 +265,7 @@ impl SchedulingMemory {
 
     /// The step that gives a vCPU its operator's mask again.
     fn give_back(&self, machine: &Machine, (id, vm): (VmId, &Vm), vcpu: ApicId, mask: &VcpuMask) -> Confine {
-        let policy = mask.last.as_ref().map_or(vm.scheduling.policy, |last| last.why.policy);
+        let policy = mask.step.last.as_ref().map_or(vm.scheduling.policy, |last| last.why.policy);
         let node =
             mask.policy.as_ref().and_then(|mask| mask.place(machine)).map(|place| machine.node_at(place));
         // Of the policy that has confined it, also when that is not its VM's any more.
@@ -351,7 +351,7 @@ fn prepare_input<'a>(world: &World, reading: &'a HostReading) -> Prepared<'a> {
             };
             let reach = last.filter(|(mask, _)| *mask == operator).map_or_else(&mut find, |(_, at)| at);
             last = Some((operator, reach));
-            let begun = mask.begun.as_ref().map(|begun| begun.mask.as_ref());
+            let begun = mask.step.begun().map(|begun| begun.mask.as_ref());
             let assigned = begun.unwrap_or(mask.policy.as_ref()).and_then(|mask| mask.place(machine));
             let node = assigned.map(|place| machine.node_at(place));
             let node = node.or_else(|| machine.node_of(seen.cpu?));

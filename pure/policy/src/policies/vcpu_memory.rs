@@ -33,7 +33,7 @@ pub struct VcpuMemory {
 impl VcpuMemory {
     /// Takes in a move that has ended since the last decision.
     fn notice(&mut self, id: VmId, vm: &Vm) {
-        let Some(last) = &vm.scheduling.memory.last else { return };
+        let Some(last) = vm.scheduling.memory.shown() else { return };
         let (Some(ended_ns), MemoryReason::Nearer(_)) = (last.ended_ns, &last.order.why) else { return };
         let noticed_ns = self.move_ended_ns.of(id, vm.found_ns);
         if std::mem::replace(noticed_ns, ended_ns) != ended_ns {
@@ -109,7 +109,11 @@ fn memory_of_vms(
             parts: read.parts.iter().map(|part| part_of(machine, part)).collect(),
             fixed: by_position(machine, &read.fixed),
             allowed: read.allowed.iter().filter_map(|&node| machine.position(node)).collect(),
-            ready: placed && fresh && moves.wanted.is_none() && !moves.is_under_way() && !known.is_rehomed(),
+            ready: placed
+                && fresh
+                && moves.task.wanted.is_none()
+                && !moves.task.is_under_way()
+                && !known.is_rehomed(),
         })
     };
     (nodes, reading.vms.iter().filter_map(memory).collect())

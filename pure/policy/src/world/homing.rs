@@ -1,6 +1,6 @@
 //! What is known of where the memory of VMs is, and how hot it is.
 
-use super::{DescriptionSource, NodeSizing, Vm, VmId, World};
+use super::{DescriptionSource, NodeSizing, Task, TaskId, Vm, VmId, World};
 use crate::{
     Policies, backings,
     hotness::{HOLDS_NS, Hotness},
@@ -27,10 +27,8 @@ pub struct Homing {
     pub observed: Option<Arc<MemoryObservation>>,
     /// Why the last one failed.
     pub problem: Option<String>,
-    /// One is under way.
-    pub observing: bool,
-    /// When the next one is due.
-    pub due_ns: Option<u64>,
+    /// One that is under way, and when the next one is due.
+    pub observation: Task<u64, ()>,
     /// Until then another one would cost more than it may.
     pub rests_until_ns: u64,
     /// How hot its memory is.
@@ -59,8 +57,8 @@ pub struct HotnessWatch {
     pub problem: Option<String>,
     /// Number of the last watch that has ended; 0: there was none.
     pub(crate) watch: u64,
-    /// One is under way.
-    pub(crate) under_way: bool,
+    /// One that is under way.
+    pub task: Task,
     /// Until then the last one holds: what it showed, or that it would fail again.
     holds_until_ns: u64,
 }
@@ -187,9 +185,9 @@ impl World {
             let due_ns = now_ns.max(vm.homing.rests_until_ns);
             // One without a policy may be looked at because of its size.
             if policy != MemoryPolicy::None || vm.homing.sizes.is_empty() {
-                vm.homing.due_ns = (policy != MemoryPolicy::None).then_some(due_ns);
+                vm.homing.observation.wanted = (policy != MemoryPolicy::None).then_some(due_ns);
             }
-            vm.scheduling.memory.wanted.take_if(|order| order.is_home());
+            vm.scheduling.memory.task.wanted.take_if(|order| order.is_home());
             vm.homing.since_ns = now_ns;
         }
         self.touched.insert(id);
@@ -199,36 +197,38 @@ impl World {
     /// A VM is to be observed at once. False: that would cost more than it may, and what was seen last has to do.
     pub fn observe_now(&mut self, id: VmId, now_ns: u64) -> bool {
         let Some((_, vm)) = self.vm_mut(id) else { return false };
-        if vm.homing.observing {
+        if vm.homing.observation.is_under_way() {
             return true;
         }
         if now_ns < vm.homing.rests_until_ns {
             return false;
         }
-        vm.homing.due_ns = Some(now_ns);
+        vm.homing.observation.wanted = Some(now_ns);
         true
     }
 
     /// An observation has begun: of this memory.
-    pub fn observation_begun(&mut self, id: VmId) -> Option<Vec<MemoryArea>> {
+    pub fn observation_begun(&mut self, id: VmId) -> Option<(TaskId, Vec<MemoryArea>)> {
+        let task = self.next_task(id);
         let (_, vm) = self.vm_mut(id)?;
-        (vm.homing.observing, vm.homing.due_ns) = (true, None);
-        Some(vm.memory_areas())
+        vm.homing.observation.begin(task, ());
+        Some((task, vm.memory_areas()))
     }
 
     /// An observation has ended. The next one is due if somebody goes by it.
     pub fn note_observation(
         &mut self,
-        id: VmId,
+        task: TaskId,
         policies: &Policies,
         outcome: Result<MemoryObservation, String>,
         now_ns: u64,
     ) {
         self.looks += 1;
         let (look, settings) = (self.looks, &policies.memory);
-        let Some((_, vm)) = self.vm_mut(id) else { return };
+        let Some((_, vm)) = self.vm_mut(task.vm) else { return };
         let homing = &mut vm.homing;
-        (homing.observing, homing.look) = (false, look);
+        homing.observation.end(task);
+        homing.look = look;
         match outcome {
             Ok(observed) => {
                 let rest_ns = observed.cost_ns.saturating_mul(1000) / settings.cost_permille.max(1);
@@ -243,7 +243,7 @@ impl World {
         }
         let due_ns = now_ns.saturating_add(settings.observe_ns).max(homing.rests_until_ns);
         let wanted = vm.homing.policy != MemoryPolicy::None || vm.is_looked_at(policies);
-        vm.homing.due_ns = wanted.then_some(due_ns);
+        vm.homing.observation.wanted = wanted.then_some(due_ns);
     }
 
     /// VMs whose memory policies may move. They share the host's rate.
@@ -256,28 +256,29 @@ impl World {
     }
 
     /// A watch of how hot a VM's memory is has begun: of this memory.
-    pub fn hotness_begun(&mut self, id: VmId) -> Option<Vec<MemoryArea>> {
+    pub fn hotness_begun(&mut self, id: VmId) -> Option<(TaskId, Vec<MemoryArea>)> {
+        let task = self.next_task(id);
         let (_, vm) = self.vm_mut(id)?;
-        vm.homing.hotness.under_way = true;
-        Some(vm.memory_areas())
+        vm.homing.hotness.task.begin(task, ());
+        Some((task, vm.memory_areas()))
     }
 
     /// It has ended.
     pub fn note_hotness(
         &mut self,
-        id: VmId,
+        task: TaskId,
         policies: &Policies,
         outcome: Result<Hotness, String>,
         now_ns: u64,
     ) {
         self.looks += 1;
         let number = self.looks;
-        let Some((_, vm)) = self.vm_mut(id) else { return };
+        let Some((_, vm)) = self.vm_mut(task.vm) else { return };
         let watch = &mut vm.homing.hotness;
         let cost_ns = outcome.as_ref().map_or(0, |known| known.cost_ns);
         let rest_ns = cost_ns.saturating_mul(1000) / policies.memory.cost_permille.max(1);
-        watch.watch = number;
-        (watch.under_way, watch.holds_until_ns) = (false, now_ns.saturating_add(rest_ns.max(HOLDS_NS)));
+        watch.task.end(task);
+        (watch.watch, watch.holds_until_ns) = (number, now_ns.saturating_add(rest_ns.max(HOLDS_NS)));
         (watch.known, watch.problem) = match outcome {
             Ok(known) => (Some(Arc::new(known)), None),
             Err(problem) => (None, Some(problem)),

@@ -13,6 +13,7 @@
 //! [`Mechanism`] says how a policy's mask is set. As an affinity it takes the place of the operator's. scx_vnuma is told of it
 //! instead, and the affinity stays the operator's.
 
+use super::task::Task;
 use crate::scheduling::{Machine, Place, Why};
 use vnuma_model::{ApicId, CpuSet};
 
@@ -74,7 +75,7 @@ pub struct LastStep {
 
 /// A step that is being made.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Begun {
+pub struct Confining {
     /// What it is to be confined to. `None`: its operator's mask.
     pub mask: Option<PolicyMask>,
     /// Why.
@@ -88,12 +89,10 @@ pub struct VcpuMask {
     pub operator: Option<CpuSet>,
     /// What a policy has set. `None`: it has its operator's mask.
     pub policy: Option<PolicyMask>,
-    /// A step that a policy wants.
-    pub wanted: Option<Confine>,
+    /// Steps of policies.
+    pub step: Task<Confine, Confining, LastStep>,
     /// Its VM has another policy: it is to have its operator's mask again.
     pub released: bool,
-    /// A step that is being made.
-    pub begun: Option<Begun>,
     /// Before this time the mask was another one: what was read earlier says nothing.
     pub settled_ns: u64,
     /// The last reading showed the CPUs of its place as its affinity, though scx_vnuma had set the place.
@@ -102,8 +101,6 @@ pub struct VcpuMask {
     pub narrowed_ns: Option<u64>,
     /// Steps that were made.
     pub moves: u64,
-    /// The last one.
-    pub last: Option<LastStep>,
 }
 
 impl VcpuMask {
@@ -115,24 +112,24 @@ impl VcpuMask {
 
     /// Does a policy confine it, or is that being changed?
     pub fn is_in_use(&self) -> bool {
-        self.policy.is_some() || self.begun.is_some()
+        self.policy.is_some() || self.step.is_under_way()
     }
 
     /// Is it as it is wanted?
     pub fn is_settled(&self) -> bool {
-        self.begun.is_none() && self.wanted.is_none() && !self.released
+        !self.step.is_under_way() && self.step.wanted.is_none() && !self.released
     }
 
     /// Somebody else has set this mask.
     pub fn set_by_operator(&mut self, mask: Option<CpuSet>, now_ns: u64) {
         self.released = false;
-        (self.operator, self.policy, self.wanted, self.narrowed_ns) = (mask, None, None, None);
+        (self.operator, self.policy, self.step.wanted, self.narrowed_ns) = (mask, None, None, None);
         self.settled_ns = now_ns;
     }
 
     /// Takes in the mask that was read at `read_ns`. True if somebody else has set it. `online`: all CPUs of the host.
     pub fn seen(&mut self, allowed: &CpuSet, online: &CpuSet, read_ns: u64) -> bool {
-        if self.begun.is_some() || read_ns < self.settled_ns {
+        if self.step.is_under_way() || read_ns < self.settled_ns {
             return false;
         }
         let Some(policy) = self.policy.as_ref().filter(|mask| mask.by == Mechanism::Affinity) else {
@@ -175,6 +172,7 @@ impl VcpuMask {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::world::TaskId;
 
     fn set(list: &str) -> CpuSet {
         list.parse().expect("a list")
@@ -243,17 +241,15 @@ mod tests {
         let mut mask = VcpuMask::default();
         assert!(!mask.seen(&set("0-3"), &set("0-15"), 1) && !mask.seen(&set("0-1"), &set("0-15"), 2));
         assert_eq!(mask.expected(), Some(&set("0-1")));
-        mask.begun = Some(Begun {
-            mask: None,
-            why: Why {
-                policy: crate::scheduling::Policy::Vprobe,
-                cause: crate::scheduling::Cause::Kept,
-                pressure: None,
-                before: Default::default(),
-                expected: Default::default(),
-                caused_by: None,
-            },
-        });
+        let why = Why {
+            policy: crate::scheduling::Policy::Vprobe,
+            cause: crate::scheduling::Cause::Kept,
+            pressure: None,
+            before: Default::default(),
+            expected: Default::default(),
+            caused_by: None,
+        };
+        mask.step.begin(TaskId { vm: 1, number: 1 }, Confining { mask: None, why });
         assert!(!mask.seen(&set("2"), &set("0-15"), 3), "one is being set");
         assert_eq!(mask.expected(), Some(&set("0-1")));
     }

@@ -6,7 +6,7 @@
 //!                  └── another policy ──┴──▶ stopped, with what was moved so far
 //! ```
 
-use super::{VmId, World};
+use super::{Task, TaskId, VmId, World};
 use crate::memory_move::{MemoryReason, MoveMemory, PAGE};
 
 /// How far a move has got.
@@ -51,25 +51,23 @@ pub struct LastMemoryMove {
 /// How the memory of a VM is moved.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct MemoryMoves {
-    /// A move that its policy wants.
-    pub wanted: Option<MoveMemory>,
+    /// One that is wanted or under way, and the last one.
+    pub task: Task<MoveMemory, LastMemoryMove, LastMemoryMove>,
     /// Moves that have ended.
     pub count: u64,
     /// Bytes that these have moved.
     pub bytes: u64,
-    /// The last one, or the one that is under way.
-    pub last: Option<LastMemoryMove>,
 }
 
 impl MemoryMoves {
-    /// Is one under way?
-    pub fn is_under_way(&self) -> bool {
-        self.last.as_ref().is_some_and(|last| last.ended_ns.is_none())
+    /// The last one, or the one that is under way.
+    pub fn shown(&self) -> Option<&LastMemoryMove> {
+        self.task.begun().or(self.task.last.as_ref())
     }
 
-    /// When the last one ended, nanoseconds; 0 if there was none.
+    /// When the last one ended, nanoseconds; 0 if there was none, or one is under way.
     pub(crate) fn ended_ns(&self) -> u64 {
-        self.last.as_ref().and_then(|last| last.ended_ns).unwrap_or(0)
+        self.shown().and_then(|last| last.ended_ns).unwrap_or(0)
     }
 }
 
@@ -77,47 +75,52 @@ impl World {
     /// A re-home wants memory to be moved.
     pub(super) fn want_memory(&mut self, id: VmId, step: MoveMemory) {
         if let Some(vm) = self.vms.get_mut(&id).and_then(|managed| managed.vm.as_mut()) {
-            vm.scheduling.memory.wanted = Some(step);
+            vm.scheduling.memory.task.wanted = Some(step);
             self.touched.insert(id);
         }
     }
 
     /// A move has begun.
-    pub fn memory_begun(&mut self, id: VmId, order: MoveMemory, now_ns: u64) -> Option<LastMemoryMove> {
+    pub fn memory_begun(
+        &mut self,
+        id: VmId,
+        order: MoveMemory,
+        now_ns: u64,
+    ) -> Option<(TaskId, LastMemoryMove)> {
         let assumed = match &order.why {
             MemoryReason::Nearer(why) => why.assumed,
             MemoryReason::Home(why) => why.assumed,
             MemoryReason::Rehome(_) => false,
         };
+        let task = self.next_task(id);
         let memory = &mut self.vms.get_mut(&id)?.vm.as_mut()?.scheduling.memory;
         let moved = MemoryMoved::default();
         let begun = LastMemoryMove { order, assumed, began_ns: now_ns, ended_ns: None, moved };
-        (memory.wanted, memory.last) = (None, Some(begun.clone()));
-        Some(begun)
+        memory.task.begin(task, begun.clone());
+        Some((task, begun))
     }
 
     /// A move has got so far, or has ended. Returns what is known of it, if it is under way.
     pub fn memory_moved(
         &mut self,
-        id: VmId,
+        task: TaskId,
         moved: MemoryMoved,
         ended: bool,
         now_ns: u64,
     ) -> Option<LastMemoryMove> {
-        let memory = &mut self.vms.get_mut(&id)?.vm.as_mut()?.scheduling.memory;
-        let last = memory.last.as_mut().filter(|last| last.ended_ns.is_none())?;
-        last.moved = moved;
-        if ended {
-            last.ended_ns = Some(now_ns);
-            (memory.count, memory.bytes) = (memory.count + 1, memory.bytes.saturating_add(last.moved.bytes));
+        let memory = &mut self.vms.get_mut(&task.vm)?.vm.as_mut()?.scheduling.memory;
+        let begun = memory.task.get_mut(task)?;
+        begun.moved = moved;
+        if !ended {
+            return Some(begun.clone());
         }
-        let last = last.clone();
-        if ended {
-            // The policy that wanted it finds it as the last one.
-            self.touched.insert(id);
-            if matches!(last.order.why, MemoryReason::Rehome(_)) {
-                self.rehome_moved(id, &last.order, last.moved.problem.clone());
-            }
+        let last = LastMemoryMove { ended_ns: Some(now_ns), ..memory.task.end(task)? };
+        (memory.count, memory.bytes) = (memory.count + 1, memory.bytes.saturating_add(last.moved.bytes));
+        memory.task.last = Some(last.clone());
+        // The policy that wanted it finds it as the last one.
+        self.touched.insert(task.vm);
+        if matches!(last.order.why, MemoryReason::Rehome(_)) {
+            self.rehome_moved(task.vm, &last.order, last.moved.problem.clone());
         }
         Some(last)
     }

@@ -13,13 +13,14 @@ mod period;
 mod reading;
 mod rehome;
 mod sizing;
+mod task;
 mod unplug;
 
 pub use crate::plan::{Move, Mover, RehomeWish};
 pub use channel::{ChannelEvent, ChannelState, Publisher, Replug};
 pub use homing::{Homing, Obstacle};
 pub use link::{FIRST_RETRY_NS, Link, LinkEvent};
-pub use masks::{Begun, Confine, LastStep, Mechanism, PolicyMask, VcpuMask};
+pub use masks::{Confine, Confining, LastStep, Mechanism, PolicyMask, VcpuMask};
 pub use memory::{LastMemoryMove, MemoryMoved, MemoryMoves};
 pub use others::Others;
 pub use period::{MaskChange, Periods};
@@ -28,6 +29,7 @@ pub use reading::{HostReading, MemoryRange, MemoryReading, VcpuReading, VmReadin
 pub use rehome::RehomeObstacle;
 pub(crate) use rehome::too_much_kept;
 pub use sizing::{NodeSizing, ResizeObstacle, ResizeWish, SizeMode, WantedSize};
+pub use task::{Task, TaskId};
 pub use unplug::{UNPLUG_LIMIT_NS, Unplug, UnplugStep};
 pub use vnuma_model::{Accesses, ConnectionId, Counted, DriverStatus, RequestId, StopReason, VmId};
 
@@ -98,8 +100,8 @@ pub struct VmScheduling {
     pub policy: Policy,
     /// Since when the masks are the operator's: those that an earlier vnumad left have been given back. `None`: not yet.
     pub clean_ns: Option<u64>,
-    /// Why that failed, the last time.
-    pub restore_problem: Option<String>,
+    /// Giving these back, and why that failed the last time.
+    pub restore: Task<(), (), String>,
     /// By APIC id.
     pub masks: BTreeMap<ApicId, VcpuMask>,
     /// Its threads that run no vCPU.
@@ -138,7 +140,7 @@ pub struct Vm {
     /// The channel's device is to go, and the guest has not let go of it.
     pub unplug: Option<Unplug>,
     /// Moves that are requested or under way, in the order of the requests.
-    pub moves: Vec<Move>,
+    pub moves: Vec<Task<Move>>,
     /// A replug that an operator wants.
     pub replug_wanted: Option<Replug>,
     /// How the last replug ended, and when.
@@ -424,7 +426,8 @@ impl ManagedVm {
         let may_replug = |vm: &&Vm| vm.channel == ChannelState::Detached && self.responsive().is_some();
         let replug = vm.filter(may_replug).and_then(|vm| vm.replug_ns);
         let look = vm.and_then(|vm| vm.look_ns);
-        let observation = vm.and_then(|vm| vm.homing.due_ns.filter(|_| !vm.homing.observing));
+        let observation =
+            vm.and_then(|vm| vm.homing.observation.wanted.filter(|_| !vm.homing.observation.is_under_way()));
         let answers = self.responsive().is_some();
         let migration = vm.and_then(|vm| vm.migration.as_ref()?.deadline_ns(answers));
         let unplug = vm.and_then(|vm| vm.waiting_unplug()?.deadline_ns(answers));
@@ -448,6 +451,8 @@ pub struct World {
     periods: Periods,
     /// Looks at memory that have ended, of all VMs.
     looks: u64,
+    /// Tasks that have begun, of all VMs.
+    tasks: u64,
 }
 
 impl World {
@@ -530,6 +535,12 @@ impl World {
         }
     }
 
+    /// The id of something that begins with a VM.
+    pub fn next_task(&mut self, vm: VmId) -> TaskId {
+        self.tasks += 1;
+        TaskId { vm, number: self.tasks }
+    }
+
     /// Something is to be done with a VM.
     pub fn add_step(&mut self, vm: VmId, action: Action) {
         self.wanted.push(Step::now(vm, action));
@@ -560,12 +571,12 @@ impl World {
                 Action::Publish(..) => vm.placement.note_deferred(),
                 Action::Confine(confine) => {
                     if let Some(mask) = vm.scheduling.masks.get_mut(&confine.vcpu) {
-                        (mask.wanted, mask.released) = (Some(*confine), false);
+                        (mask.step.wanted, mask.released) = (Some(*confine), false);
                     }
                 }
-                Action::MoveMemory(order) => vm.scheduling.memory.wanted = Some(order.clone()),
+                Action::MoveMemory(order) => vm.scheduling.memory.task.wanted = Some(order.clone()),
                 Action::ObserveMemory => {
-                    let due_ns = vm.homing.due_ns.get_or_insert(step.not_before_ns);
+                    let due_ns = vm.homing.observation.wanted.get_or_insert(step.not_before_ns);
                     *due_ns = step.not_before_ns.min(*due_ns);
                 }
                 Action::Replug(..) => vm.replug_ns = Some(step.not_before_ns),

@@ -12,7 +12,7 @@
 //! Which threads there are is not known here: they come and go. Who carries it out finds them, keeps their operators' masks,
 //! and looks again now and then.
 
-use super::{VcpuMask, Vm, VmId, World};
+use super::{Task, VcpuMask, Vm, VmId, World};
 use std::collections::BTreeSet;
 use vnuma_model::CpuSet;
 
@@ -21,14 +21,12 @@ use vnuma_model::CpuSet;
 const LOOK: u32 = 5;
 
 /// How the other threads of a VM are kept.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Others {
     /// CPUs that they are kept to, each within its operator's mask. `None`: they have that mask.
     pub kept: Option<CpuSet>,
-    /// What is being set.
-    pub begun: Option<Option<CpuSet>>,
-    /// Where their vCPUs are may have changed, or it is time to look for new threads.
-    pub look: bool,
+    /// What is being set. Wanted: where their vCPUs are may have changed, or it is time to look for new threads.
+    pub follow: Task<(), Option<CpuSet>>,
     /// Threads that are kept.
     pub threads: usize,
     /// The mask of the main thread, which new threads begin with, and its operator's.
@@ -42,7 +40,7 @@ pub struct Others {
 impl Others {
     /// Does any of them have a mask that is not its operator's, or may have?
     pub fn in_use(&self) -> bool {
-        self.kept.is_some() || self.begun.is_some() || self.problem.is_some()
+        self.kept.is_some() || self.follow.is_under_way() || self.problem.is_some()
     }
 }
 
@@ -51,8 +49,8 @@ impl Vm {
     pub(crate) fn others_may_follow(&self) -> bool {
         let Self { scheduling, .. } = self;
         let settled = || scheduling.masks.values().all(VcpuMask::is_settled);
-        scheduling.others.look
-            && scheduling.others.begun.is_none()
+        scheduling.others.follow.wanted.is_some()
+            && !scheduling.others.follow.is_under_way()
             && scheduling.clean_ns.is_some()
             && settled()
     }
@@ -75,7 +73,7 @@ impl World {
     /// A VM's vCPUs may be on other nodes now.
     pub(super) fn others_look(&mut self, id: VmId) {
         if let Some(vm) = self.vms.get_mut(&id).and_then(|managed| managed.vm.as_mut()) {
-            vm.scheduling.others.look = true;
+            vm.scheduling.others.follow.wanted = Some(());
             self.touched.insert(id);
         }
     }
@@ -89,7 +87,7 @@ impl World {
             }
             others.resyncs = others.resyncs.saturating_add(1);
             if others.resyncs >= LOOK {
-                others.look = true;
+                others.follow.wanted = Some(());
                 self.touched.insert(id);
             }
         }

@@ -4,6 +4,7 @@ use super::{
     ManagedVm, VmId, World,
     masks::{LastStep, Mechanism, PolicyMask, VcpuMask},
     reading::{HostReading, VmReading},
+    task::TaskId,
 };
 use crate::scheduling::{Machine, Place, Policy};
 use std::sync::Arc;
@@ -101,10 +102,10 @@ impl World {
             return;
         }
         for mask in vm.scheduling.masks.values_mut() {
-            (mask.wanted, mask.released) = (None, mask.is_in_use());
+            (mask.step.wanted, mask.released) = (None, mask.is_in_use());
         }
-        vm.scheduling.others.look = true;
-        vm.scheduling.memory.wanted.take_if(|order| !order.is_home());
+        vm.scheduling.others.follow.wanted = Some(());
+        vm.scheduling.memory.task.wanted.take_if(|order| !order.is_home());
     }
 
     /// A period has ended. Returns the masks that somebody else has set meanwhile.
@@ -147,7 +148,7 @@ impl World {
                 if mask.seen(allowed, online, reading.began_ns) {
                     let (vcpu, tid) = (seen.vcpu, seen.tid);
                     changes.push(MaskChange { vm: *id, vcpu, tid, mask: allowed.clone() });
-                    vm.scheduling.others.look = true;
+                    vm.scheduling.others.follow.wanted = Some(());
                 }
             }
         }
@@ -177,28 +178,28 @@ impl World {
     /// another way, is none.
     pub fn step_ended(
         &mut self,
-        id: VmId,
+        id: TaskId,
         vcpu: ApicId,
         made: bool,
         caused_by: Option<String>,
         now_ns: u64,
     ) -> Option<LastStep> {
-        let mask = self.mask_mut(id, vcpu)?;
-        let begun = mask.begun.take()?;
+        let mask = self.mask_mut(id.vm, vcpu)?;
+        let begun = mask.step.end(id)?;
         mask.settled_ns = now_ns;
-        self.others_look(id);
-        let mask = self.mask_mut(id, vcpu)?;
+        self.others_look(id.vm);
+        let mask = self.mask_mut(id.vm, vcpu)?;
         if !made {
             return None;
         }
         let cpus = begun.mask.as_ref().map(|mask| mask.cpus.clone());
         let is_last = |last: &LastStep| last.mask == cpus && last.why == begun.why;
-        if mask.policy.is_some() && mask.last.as_ref().is_some_and(is_last) {
+        if mask.policy.is_some() && mask.step.last.as_ref().is_some_and(is_last) {
             mask.policy = begun.mask;
             return None;
         }
         let last = LastStep { time_ns: now_ns, mask: cpus, why: begun.why, caused_by };
-        (mask.policy, mask.moves, mask.last) = (begun.mask, mask.moves + 1, Some(last.clone()));
+        (mask.policy, mask.moves, mask.step.last) = (begun.mask, mask.moves + 1, Some(last.clone()));
         Some(last)
     }
 }

@@ -1,6 +1,6 @@
 //! Guest nodes that get another home: what is there, and the next step of each re-home.
 
-use super::{ChannelState, Publisher, Vm, VmId, World};
+use super::{ChannelState, Publisher, Task, Vm, VmId, World};
 use crate::{
     Due, Policies, VcpuState, backings,
     memory_move::{BASE_KIB, MemoryReason, MoveMemory, NodeMemory},
@@ -137,7 +137,7 @@ impl Vm {
         RehomeView {
             parts: self.parts_of(guest_node),
             home: self.placement.homes().get(&guest_node).copied(),
-            moving: memory.is_under_way() || memory.wanted.is_some(),
+            moving: memory.task.is_under_way() || memory.task.wanted.is_some(),
             published: self.is_published(policies, now_ns),
             vcpus: self.description.vcpus.iter().map(|vcpu| vcpu.apic_id).collect(),
         }
@@ -192,7 +192,7 @@ impl World {
     /// A re-home begins. One that has not ended is given up.
     pub fn begin_rehome(&mut self, id: VmId, rehome: Rehome, now_ns: u64) {
         if let Some((_, vm)) = self.vm_mut(id) {
-            vm.scheduling.memory.wanted = None;
+            vm.scheduling.memory.task.wanted = None;
             vm.homing.since_ns = now_ns;
             (vm.homing.rehome, vm.homing.rehome_ns) = (Some(rehome), Some(now_ns));
         }
@@ -201,11 +201,11 @@ impl World {
     /// An operator ends it. False: there is none.
     pub fn stop_rehome(&mut self, id: VmId) -> bool {
         let Some((_, vm)) = self.vm_mut(id).filter(|(_, vm)| vm.is_rehomed()) else { return false };
-        vm.scheduling.memory.wanted.take_if(|order| matches!(order.why, MemoryReason::Rehome(_)));
+        vm.scheduling.memory.task.wanted.take_if(|order| matches!(order.why, MemoryReason::Rehome(_)));
         // Those that are under way end by themselves.
         let left = vm.homing.rehome.as_ref().map(|rehome| rehome.left.clone()).unwrap_or_default();
-        vm.moves
-            .retain(|wanted| wanted.in_flight || wanted.request.is_some() || !left.contains(&wanted.vcpu));
+        let its = |wanted: &Move| wanted.request.is_none() && left.contains(&wanted.vcpu);
+        vm.moves.retain(|task| !task.wanted.as_ref().is_some_and(its));
         vm.homing.rehome.iter_mut().for_each(Rehome::stop);
         true
     }
@@ -245,7 +245,7 @@ impl World {
             RehomeStep::Vcpus(vcpus) => {
                 let (_, vm) = self.vm_mut(id)?;
                 let (node, mover) = (rehome.to, Mover::Operator);
-                let wanted = |vcpu| Move { vcpu, node, mover, request: None, in_flight: false };
+                let wanted = |vcpu| Task::wanted(Move { vcpu, node, mover, request: None });
                 vm.moves.extend(vcpus.into_iter().map(wanted));
             }
         }

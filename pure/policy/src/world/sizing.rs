@@ -249,7 +249,7 @@ impl World {
             (sizing.resize, sizing.ended_ns) = (resize, None);
         }
         if matches!(mode, SizeMode::Auto(_)) {
-            vm.homing.due_ns.get_or_insert(now_ns.max(vm.homing.rests_until_ns));
+            vm.homing.observation.wanted.get_or_insert(now_ns.max(vm.homing.rests_until_ns));
         }
     }
 

@@ -73,7 +73,7 @@ fn state(vm: &Vm, host: &HostTopology, rehome: &Rehome, planned: bool) -> api::R
     };
     let total_bytes = sum(&|_| true);
     // Counted when the VM was described last; since then the move that is under way has gone on.
-    let last = vm.scheduling.memory.last.as_ref().filter(|last| last.ended_ns.is_none());
+    let last = vm.scheduling.memory.task.begun();
     let its = last.filter(|last| last.order.why == MemoryReason::Rehome(rehome.guest_node));
     let since = its.map_or(0, |last| last.moved.bytes);
     api::RehomeState {

@@ -6,7 +6,7 @@
 //! An order for huge pages of a pool counts in these, and moves no others.
 //! The process and the host are behind [`Pages`], so that tests can be what no test machine is.
 
-use super::{MoveMemory, VmId};
+use super::{MoveMemory, TaskId};
 use nix::libc;
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -147,7 +147,7 @@ fn with_ends(mappings: Vec<GuestMapping>, lengths: Vec<(u64, u64)>) -> Vec<(Gues
 
 /// Memory of a process that goes to another node.
 pub(super) struct Job<P> {
-    pub(super) vm: VmId,
+    pub(super) task: TaskId,
     pub(super) pid: i32,
     pages: P,
     order: MoveMemory,
@@ -167,7 +167,7 @@ pub(super) struct Job<P> {
 
 impl<P: Pages> Job<P> {
     pub(super) fn new(
-        (vm, pid): (VmId, i32),
+        (task, pid): (TaskId, i32),
         pages: P,
         order: MoveMemory,
         from: u64,
@@ -185,7 +185,7 @@ impl<P: Pages> Job<P> {
         let (moved, worked, reported) = (MemoryMoved::default(), Duration::ZERO, Instant::now());
         let page = order.page_kib.saturating_mul(1024).max(PAGE);
         let (looked, pace) = (None, Pace::begin(page));
-        Ok(Self { vm, pid, pages, order, page, ranges, at: from, moved, worked, reported, looked, pace })
+        Ok(Self { task, pid, pages, order, page, ranges, at: from, moved, worked, reported, looked, pace })
     }
 
     /// A batch that took `took` is done. True at the end of the job.
@@ -337,6 +337,7 @@ mod tests {
     use std::cell::{Cell, RefCell};
     use vnuma_policy::memory_move::{MemoryCause, MemoryWhy};
 
+    const JOB: (TaskId, i32) = (TaskId { vm: 1, number: 1 }, 2);
     const START: u64 = 0x7f00_0000_0000;
     const HERE: HostNodeId = 0;
     const THERE: HostNodeId = 1;
@@ -454,7 +455,7 @@ mod tests {
     }
 
     fn begin(fake: &Fake, pages: u64, from: u64) -> Job<&Fake> {
-        Job::new((1, 2), fake, order(pages), from).expect("begun")
+        Job::new(JOB, fake, order(pages), from).expect("begun")
     }
 
     fn finish(fake: &Fake, pages: u64) -> Job<&Fake> {
@@ -500,7 +501,7 @@ mod tests {
     fn an_operator_moves_it_against_its_policy_but_not_what_is_fixed() {
         let fake = Fake::new(&[(MappingPolicy::Nodes(vec![HERE]), 600), (MappingPolicy::Fixed, 600)]);
         let wanted = MoveMemory { why: MemoryReason::Rehome(0), ..order(5000) };
-        let mut job = Job::new((1, 2), &fake, wanted, 0).expect("begun");
+        let mut job = Job::new(JOB, &fake, wanted, 0).expect("begun");
         assert!((0..10_000).any(|_| job.turn()), "an end");
         assert_eq!((job.moved.bytes, moved(&fake)), (600 * PAGE, 600));
     }
@@ -584,12 +585,12 @@ mod tests {
             Fake::new(&[(MappingPolicy::Any, 1000), (MappingPolicy::Any, 1000), (MappingPolicy::Any, 1000)]);
         let (first, end) = (START + 700 * PAGE, START + 1300 * PAGE);
         let order = MoveMemory { within: Some((first, end)), ..order(5000) };
-        let mut job = Job::new((1, 2), &fake, order.clone(), START + 900 * PAGE).expect("begun");
+        let mut job = Job::new(JOB, &fake, order.clone(), START + 900 * PAGE).expect("begun");
         assert!((0..100).any(|_| job.turn()));
         assert_eq!((job.moved.bytes, moved(&fake)), (600 * PAGE, 600));
         assert!(fake.moves.borrow().iter().flatten().all(|at| (first..end).contains(at)), "elsewhere");
         let nothing = MoveMemory { within: Some((0, START)), ..order };
-        assert!(Job::new((1, 2), &fake, nothing, 0).expect("begun").turn(), "nothing is there");
+        assert!(Job::new(JOB, &fake, nothing, 0).expect("begun").turn(), "nothing is there");
     }
 
     #[test]
@@ -601,12 +602,12 @@ mod tests {
         let parts = [(at(900), at(1200)), (at(2500), at(2600)), (at(0), at(300)), (at(5000), at(6000))];
         let within = Some((at(100), at(3000)));
         let order = |pages| MoveMemory { within, parts: Some(parts.into()), ..order(pages) };
-        let mut job = Job::new((1, 2), &fake, order(500), at(1000)).expect("begun");
+        let mut job = Job::new(JOB, &fake, order(500), at(1000)).expect("begun");
         assert!((0..100).any(|_| job.turn()));
         let moved: Vec<u64> = fake.moves.borrow().iter().flatten().copied().collect();
         let expected: Vec<u64> = (900..1200).chain(2500..2600).chain(0..100).map(at).collect();
         assert_eq!((moved, job.moved.bytes), (expected, 500 * PAGE));
-        let mut job = Job::new((1, 2), &fake, order(5000), 0).expect("begun");
+        let mut job = Job::new(JOB, &fake, order(5000), 0).expect("begun");
         assert!((0..100).any(|_| job.turn()));
         assert_eq!(job.moved.bytes, 200 * PAGE, "what was left of the third part");
     }
@@ -617,7 +618,7 @@ mod tests {
         let (first, end) = (START + 1000 * PAGE, START + 1010 * PAGE);
         fake.small.push(first);
         let order = MoveMemory { within: Some((first, end)), ..order(5000) };
-        let mut job = Job::new((1, 2), &fake, order, 0).expect("begun");
+        let mut job = Job::new(JOB, &fake, order, 0).expect("begun");
         assert!((0..100).any(|_| job.turn()));
         assert_eq!((job.moved.bytes, moved(&fake)), (10 * PAGE, 10));
         assert_eq!(finish(&fake, 5000).moved.bytes, 1000 * PAGE, "it may be a program's");
@@ -645,7 +646,7 @@ mod tests {
     fn huge_pages_of_a_pool_move_as_whole_ones_and_count_as_such() {
         let mut fake = pool(100);
         fake.page_takes = HOLD / 3;
-        let mut job = Job::new((1, 2), &fake, of_pool(60), 0).expect("begun");
+        let mut job = Job::new(JOB, &fake, of_pool(60), 0).expect("begun");
         assert!((0..100).any(|_| job.turn()));
         assert_eq!((job.moved.bytes, moved(&fake), &job.moved.problem), (60 * HUGE, 60, &None));
         assert!(
@@ -657,7 +658,7 @@ mod tests {
         let within = Some((START, START + 100 * HUGE));
         let parts = [(START + 70 * HUGE + PAGE, START + 71 * HUGE + PAGE)];
         let part = MoveMemory { within, parts: Some(parts.into()), ..of_pool(40) };
-        let mut job = Job::new((1, 2), &fake, part, START + 5 * PAGE).expect("begun");
+        let mut job = Job::new(JOB, &fake, part, START + 5 * PAGE).expect("begun");
         assert!((0..100).any(|_| job.turn()));
         assert_eq!((job.moved.bytes, moved(&fake)), (2 * HUGE, 62));
     }
@@ -667,7 +668,7 @@ mod tests {
         let fake = pool(100);
         assert_eq!(finish(&fake, 5000).moved.bytes, 0, "small ones were ordered");
         let fake = Fake::any(5000);
-        let mut job = Job::new((1, 2), &fake, of_pool(10), 0).expect("begun");
+        let mut job = Job::new(JOB, &fake, of_pool(10), 0).expect("begun");
         assert!(job.turn());
         assert_eq!((job.moved.bytes, moved(&fake)), (0, 0), "huge ones were");
     }
@@ -676,13 +677,13 @@ mod tests {
     fn a_pool_that_is_used_up_ends_the_move() {
         let mut fake = pool(100);
         fake.stays = (10..100).map(|page| (START + page * HUGE, PageState::NoMemory)).collect();
-        let mut job = Job::new((1, 2), &fake, of_pool(100), 0).expect("begun");
+        let mut job = Job::new(JOB, &fake, of_pool(100), 0).expect("begun");
         assert!((0..100).any(|_| job.turn()));
         assert_eq!(job.moved.bytes, 10 * HUGE);
         assert_eq!(job.moved.problem.as_deref(), Some("there was no huge page on node 1"));
         let mut held = pool(100);
         held.stays = (0..100).map(|page| (START + page * HUGE, PageState::Busy)).collect();
-        let mut job = Job::new((1, 2), &held, of_pool(100), 0).expect("begun");
+        let mut job = Job::new(JOB, &held, of_pool(100), 0).expect("begun");
         assert!(job.turn());
         assert!(
             job.moved.problem.as_deref().is_some_and(|problem| problem.contains("held")),

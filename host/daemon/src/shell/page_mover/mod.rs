@@ -31,7 +31,7 @@ use tracing::{info, warn};
 use vnuma_observe::page_moves::PageMoves;
 use vnuma_policy::{
     memory_move::MoveMemory,
-    world::{MemoryMoved, VmId},
+    world::{MemoryMoved, TaskId, VmId},
 };
 use vnuma_process::{Jobs, Next, Worker, Workers, prefer_this_thread};
 
@@ -45,7 +45,7 @@ const REPORT: Duration = Duration::from_secs(1);
 const PLACES: usize = 4096;
 
 enum Order {
-    Move { vm: VmId, pid: i32, pidfd: Option<Arc<OwnedFd>>, order: MoveMemory },
+    Move { task: TaskId, pid: i32, pidfd: Option<Arc<OwnedFd>>, order: MoveMemory },
     Stop(VmId),
 }
 
@@ -63,8 +63,8 @@ impl PageMover {
     }
 
     /// Moves memory of this process of a VM; [`Event::MemoryMoved`] follows, now and then and at the end.
-    pub(super) fn move_memory(&self, vm: VmId, pid: i32, pidfd: Option<Arc<OwnedFd>>, order: MoveMemory) {
-        self.order(Order::Move { vm, pid, pidfd, order });
+    pub(super) fn move_memory(&self, task: TaskId, pid: i32, pidfd: Option<Arc<OwnedFd>>, order: MoveMemory) {
+        self.order(Order::Move { task, pid, pidfd, order });
     }
 
     /// Ends what is under way for a VM; the event follows.
@@ -109,21 +109,22 @@ impl Task {
 
     fn take(&mut self, order: Order) {
         match order {
-            Order::Move { vm, pid, pidfd, order } => {
-                let from = self.places.get(&vm).filter(|(known, _)| *known == pid).map_or(0, |(_, at)| *at);
+            Order::Move { task, pid, pidfd, order } => {
+                let from =
+                    self.places.get(&task.vm).filter(|(known, _)| *known == pid).map_or(0, |(_, at)| *at);
                 let timer = self.timer.get_or_init(prepare).clone();
                 let job = Process::new(pid, pidfd, self.root.clone(), timer)
-                    .and_then(|process| Job::new((vm, pid), process, order, from));
+                    .and_then(|process| Job::new((task, pid), process, order, from));
                 match job {
                     Ok(job) => self.jobs.push_back(job),
                     Err(problem) => {
                         let moved = MemoryMoved { problem: Some(problem), ..MemoryMoved::default() };
-                        self.report(vm, pid, moved, true);
+                        self.report(task, moved, true);
                     }
                 }
             }
             Order::Stop(vm) => {
-                if let Some(at) = self.jobs.iter().position(|job| job.vm == vm)
+                if let Some(at) = self.jobs.iter().position(|job| job.task.vm == vm)
                     && let Some(mut job) = self.jobs.remove(at)
                 {
                     job.moved.problem = Some("it was stopped".to_owned());
@@ -147,7 +148,7 @@ impl Task {
         if job.reported.elapsed() >= REPORT {
             job.reported = Instant::now();
             // The next one says the same, and more.
-            let _ = self.inbox.try_send(Event::MemoryMoved(job.vm, job.pid, job.moved.clone(), false));
+            let _ = self.inbox.try_send(Event::MemoryMoved(job.task, job.moved.clone(), false));
         }
         self.jobs.push_back(job);
     }
@@ -157,13 +158,13 @@ impl Task {
             // Most of them are of VMs that are gone.
             self.places.clear();
         }
-        self.places.insert(job.vm, (job.pid, job.at));
-        self.report(job.vm, job.pid, job.moved, true);
+        self.places.insert(job.task.vm, (job.pid, job.at));
+        self.report(job.task, job.moved, true);
     }
 
-    fn report(&self, vm: VmId, pid: i32, moved: MemoryMoved, ended: bool) {
+    fn report(&self, task: TaskId, moved: MemoryMoved, ended: bool) {
         // Fails only while vnumad stops.
-        let _ = self.inbox.send(Message::Event(Event::MemoryMoved(vm, pid, moved, ended)));
+        let _ = self.inbox.send(Message::Event(Event::MemoryMoved(task, moved, ended)));
     }
 }
 
@@ -228,15 +229,19 @@ mod tests {
         pages.filter(|(known, _)| *known == node).map(|(_, kib)| kib).sum()
     }
 
-    fn own() -> (VmId, i32, Option<Arc<OwnedFd>>) {
+    fn of(vm: VmId) -> TaskId {
+        TaskId { vm, number: vm }
+    }
+
+    fn own() -> (TaskId, i32, Option<Arc<OwnedFd>>) {
         let pid = std::process::id().cast_signed();
-        (1, pid, Some(Arc::new(open_pidfd(pid).expect("a pidfd"))))
+        (of(1), pid, Some(Arc::new(open_pidfd(pid).expect("a pidfd"))))
     }
 
     fn begin(order: MoveMemory, from: u64) -> Job<Process> {
-        let (vm, pid, pidfd) = own();
+        let (task, pid, pidfd) = own();
         let process = Process::new(pid, pidfd, PathBuf::from("/"), None).expect("it has not ended");
-        Job::new((vm, pid), process, order, from).expect("begun")
+        Job::new((task, pid), process, order, from).expect("begun")
     }
 
     fn finish(job: &mut Job<Process>) -> usize {
@@ -298,18 +303,17 @@ mod tests {
         let mover = PageMover::start(&workers, root, Arc::clone(&inbox)).expect("started");
         let _memory = memory();
         let (_, pid, pidfd) = own();
-        mover.move_memory(1, pid, None, order(0, 1, 1));
+        mover.move_memory(of(1), pid, None, order(0, 1, 1));
         // From a node that it has no pages on.
-        mover.move_memory(2, pid, pidfd.clone(), order(1000, 0, MIB as u64));
+        mover.move_memory(of(2), pid, pidfd.clone(), order(1000, 0, MIB as u64));
         mover.stop(3);
         let mut ended = Vec::new();
         while ended.len() < 2 {
             let turn = inbox.take(Instant::now() + Duration::from_secs(60), &[]).expect("open");
             assert!(!turn.messages.is_empty(), "a report within a minute");
             for message in turn.messages {
-                if let Message::Event(Event::MemoryMoved(vm, known, moved, true)) = message {
-                    assert_eq!(known, pid);
-                    ended.push((vm, moved.problem.is_some()));
+                if let Message::Event(Event::MemoryMoved(task, moved, true)) = message {
+                    ended.push((task.vm, moved.problem.is_some()));
                 }
             }
         }
@@ -322,14 +326,14 @@ mod tests {
         let (mut task, inbox) = task();
         for vm in [1, 2] {
             let order = order(0, 1000, MIB as u64);
-            task.take(Order::Move { vm, pid, pidfd: pidfd.clone(), order });
+            task.take(Order::Move { task: of(vm), pid, pidfd: pidfd.clone(), order });
         }
         if task.jobs.len() < 2 {
             eprintln!("skipped: this kernel has no NUMA");
             return;
         }
         task.take(Order::Stop(1));
-        let left: Vec<_> = task.jobs.iter().map(|job| job.vm).collect();
+        let left: Vec<_> = task.jobs.iter().map(|job| job.task.vm).collect();
         assert_eq!(left, [2]);
         assert_eq!(ended(&inbox).problem.as_deref(), Some("it was stopped"));
     }
@@ -344,7 +348,7 @@ mod tests {
         };
         let (mut task, inbox) = task();
         // Its pages are there already: no machine is too small for that.
-        task.take(Order::Move { vm: 1, pid, pidfd, order: order(node, node, 32 * MIB as u64) });
+        task.take(Order::Move { task: of(1), pid, pidfd, order: order(node, node, 32 * MIB as u64) });
         assert!(task.jobs[0].has_worked(WORK));
         task.turn();
         let moved = ended(&inbox);
@@ -363,7 +367,8 @@ mod tests {
     /// The one report of a job of VM 1 that has ended.
     fn ended(inbox: &Inbox) -> MemoryMoved {
         let turn = inbox.take(Instant::now() + Duration::from_secs(60), &[]).expect("open");
-        let [Message::Event(Event::MemoryMoved(1, _, moved, true))] = &turn.messages[..] else {
+        let [Message::Event(Event::MemoryMoved(TaskId { vm: 1, .. }, moved, true))] = &turn.messages[..]
+        else {
             panic!("one report of one job that has ended");
         };
         moved.clone()

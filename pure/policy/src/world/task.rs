@@ -1,0 +1,95 @@
+//! Something that is done with a VM: it is wanted, it begins, and it ends.
+//!
+//! ```text
+//!   wanted ──begin──▶ begun, under an id ──end, by that id──▶ last
+//! ```
+//!
+//! The command that begins it has the id, and so does its outcome. An outcome with another id is of something that is not waited for any
+//! more, as its VM is gone: whatever has the VM's name or process now is not meant.
+
+use vnuma_model::VmId;
+
+/// Names something that has begun, as nothing else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct TaskId {
+    /// The VM.
+    pub vm: VmId,
+    /// No other task has it.
+    pub number: u64,
+}
+
+/// A task: `W` is what is wanted, `B` what is known of it while it is under way, and `E` how it ended.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Task<W = (), B = W, E = ()> {
+    /// What is to begin next.
+    pub wanted: Option<W>,
+    begun: Option<(TaskId, B)>,
+    /// The last one that has ended.
+    pub last: Option<E>,
+}
+
+impl<W, B, E> Default for Task<W, B, E> {
+    fn default() -> Self {
+        Self { wanted: None, begun: None, last: None }
+    }
+}
+
+impl<W, B, E> Task<W, B, E> {
+    /// It is wanted.
+    pub fn wanted(what: W) -> Self {
+        Self { wanted: Some(what), ..Self::default() }
+    }
+
+    /// It begins.
+    pub fn begin(&mut self, id: TaskId, what: B) {
+        (self.wanted, self.begun) = (None, Some((id, what)));
+    }
+
+    /// What is under way.
+    pub fn begun(&self) -> Option<&B> {
+        self.begun.as_ref().map(|(_, what)| what)
+    }
+
+    /// Is it under way?
+    pub fn is_under_way(&self) -> bool {
+        self.begun.is_some()
+    }
+
+    /// Is it under way, and has this id?
+    pub fn is(&self, id: TaskId) -> bool {
+        self.begun.as_ref().is_some_and(|(begun, _)| *begun == id)
+    }
+
+    /// What is under way with this id, to change.
+    pub fn get_mut(&mut self, id: TaskId) -> Option<&mut B> {
+        self.begun.as_mut().filter(|(begun, _)| *begun == id).map(|(_, what)| what)
+    }
+
+    /// It ends, if what is under way has this id.
+    pub fn end(&mut self, id: TaskId) -> Option<B> {
+        self.begun.take_if(|(begun, _)| *begun == id).map(|(_, what)| what)
+    }
+}
+
+impl<W, E> Task<W, W, E> {
+    /// What is wanted or under way.
+    pub fn what(&self) -> Option<&W> {
+        self.begun().or(self.wanted.as_ref())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_under_way_ends_and_only_once() {
+        let id = |number| TaskId { vm: 1, number };
+        let mut task: Task<u32> = Task::wanted(7);
+        assert_eq!((task.end(id(1)), task.what()), (None, Some(&7)), "it has not begun");
+        task.begin(id(1), 7);
+        assert_eq!((task.wanted, task.is(id(1)), task.is(id(2))), (None, true, false));
+        assert_eq!((task.end(id(2)), task.get_mut(id(2))), (None, None), "of another one");
+        assert_eq!((task.end(id(1)), task.end(id(1)), task.is_under_way()), (Some(7), None, false));
+    }
+}
