@@ -240,6 +240,7 @@ fn create_busy(libvirt: &Libvirt) {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "one story")]
 fn a_policy_pins_by_libvirt_within_what_an_operator_allows_and_gives_back() {
     let Some(mut libvirt) = Libvirt::start() else { return };
     create_busy(&libvirt);

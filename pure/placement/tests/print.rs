@@ -82,6 +82,7 @@ fn threads_of_the_hypervisor_leave_the_vcpus_at_devices_to_these_if_there_are_ot
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "what is printed, whole")]
 fn a_domain_of_libvirt() {
     let expected = "\
 <domain type='kvm'>

@@ -169,6 +169,7 @@ fn the_file_holds_the_book_until_the_host_is_rebooted() {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "a table of cases")]
 fn a_file_that_makes_no_sense_is_refused_with_field_and_value() {
     let [_, (_, waiting), (_, held), _] = states();
     let (waiting, held) = (file::print(&waiting, "boot"), file::print(&held, "boot"));

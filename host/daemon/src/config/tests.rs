@@ -12,6 +12,7 @@ fn an_empty_file_is_the_default() {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "a list of all keys")]
 fn every_key_is_taken() {
     let text = r#"
         [api]
