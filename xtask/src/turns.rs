@@ -11,6 +11,7 @@ const SCENARIOS: [&[&str]; TURNS] = [
         "slice::a_guest_node_gets_another_home",
         "slice::a_host_that_grows_and_shrinks_is_followed",
         "slice::programs_follow_by_their_libraries",
+        "slice::guests_survive_the_end_of_others",
     ],
     &[
         "slice::vms_are_where_they_were_placed_and_know_where_their_devices_are",

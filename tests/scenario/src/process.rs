@@ -8,13 +8,23 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+/// A command has not ended in its time, and was killed.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Late(String);
+
+/// Whether a command was killed as it had not ended in its time.
+pub fn is_late(error: &anyhow::Error) -> bool {
+    error.is::<Late>()
+}
+
 /// Runs a command to its end and returns its standard output.
 pub fn output(program: &str, arguments: &[&str]) -> Result<String> {
     let shown = || format!("{program} {}", arguments.join(" "));
     let limit = HANG_LIMIT.as_secs().to_string();
     let limited = [&["--kill-after=10", &limit, program], arguments].concat();
     let output = Command::new("timeout").args(limited).stdin(Stdio::null()).output().with_context(shown)?;
-    ensure!(output.status.code() != Some(124), "{}: no end within {limit} s", shown());
+    ensure!(output.status.code() != Some(124), Late(format!("{}: no end within {limit} s", shown())));
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let error = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "{}: {}\n{text}{error}", shown(), output.status);

@@ -2,7 +2,7 @@
 
 use crate::HANG_LIMIT;
 use crate::place;
-use crate::process::{Process, output, vnumactl, wait_for};
+use crate::process::{Process, is_late, output, vnumactl, wait_for};
 use anyhow::{Context, Result, bail, ensure};
 use std::fs;
 use std::path::PathBuf;
@@ -75,6 +75,11 @@ impl Vm {
                 let count = BOOT_RETRIES.fetch_add(1, Ordering::Relaxed) + 1;
                 println!("guest boot retried ({count} so far): {error:#}");
                 start()?;
+            }
+            Err(error) if is_late(&error) => {
+                // lab-vm was killed and has cleaned nothing up: the next start of that name would be refused.
+                let _ = output("lab-vm", &["stop", name]);
+                return Err(error);
             }
             started => drop(started?),
         }
