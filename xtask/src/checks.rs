@@ -37,6 +37,9 @@ const SOAK_ROUNDS: &str = "500";
 const SOAK_DEMO_SECONDS: u64 = 900;
 /// Tells scenarios which third of what they play by turns it is: 0, 1 or 2.
 const THIRD: &str = "VNUMA_THIRD";
+/// Benchmarks whose short forms `make test` runs by turns: on the machine, and in the lab. Those of the others take longer than two
+/// minutes there, or were not timed yet.
+const SHORT_FORMS: [&[&str]; 2] = [&["daemon", "dsm", "fleet"], &["migrate", "topology"]];
 /// What a job of a soak may take.
 const SOAK_LIMIT: Duration = Duration::from_secs(4 * 3600);
 /// The user-space DSM: seeds of its simulation and of real nodes among peers that fail, and forbidden shapes.
@@ -231,7 +234,7 @@ fn test_jobs(built: &Built, fetched: Fetched, turn: Turn) -> Result<Vec<Job>> {
     for program in lab_tests(built) {
         jobs.push(in_lab(tests(&program.name(), program, &["--nocapture", "--test-threads", "1"])));
     }
-    let benchmarks = [SMOKE_HERE[turn.of(SMOKE_HERE.len())], SMOKE_IN_LAB[turn.of(SMOKE_IN_LAB.len())]];
+    let benchmarks = SHORT_FORMS.map(|names| names[turn.of(names.len())]);
     jobs.extend(short_forms(built, &benchmarks)?);
     jobs.extend(scenarios(built, Some(turn))?);
     Ok(jobs)
