@@ -8,15 +8,8 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// A command has not ended in its time, and was killed.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-struct Late(String);
-
-/// Whether a command was killed as it had not ended in its time.
-pub fn is_late(error: &anyhow::Error) -> bool {
-    error.is::<Late>()
-}
+/// In the error of a command that was killed.
+pub const NOT_ENDED: &str = "no end within";
 
 /// Runs a command to its end and returns its standard output.
 pub fn output(program: &str, arguments: &[&str]) -> Result<String> {
@@ -24,7 +17,7 @@ pub fn output(program: &str, arguments: &[&str]) -> Result<String> {
     let limit = HANG_LIMIT.as_secs().to_string();
     let limited = [&["--kill-after=10", &limit, program], arguments].concat();
     let output = Command::new("timeout").args(limited).stdin(Stdio::null()).output().with_context(shown)?;
-    ensure!(output.status.code() != Some(124), Late(format!("{}: no end within {limit} s", shown())));
+    ensure!(output.status.code() != Some(124), "{}: {NOT_ENDED} {limit} s", shown());
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let error = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "{}: {}\n{text}{error}", shown(), output.status);
