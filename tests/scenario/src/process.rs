@@ -8,16 +8,13 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// In the error of a command that was killed.
-pub const NOT_ENDED: &str = "no end within";
-
 /// Runs a command to its end and returns its standard output.
 pub fn output(program: &str, arguments: &[&str]) -> Result<String> {
     let shown = || format!("{program} {}", arguments.join(" "));
     let limit = HANG_LIMIT.as_secs().to_string();
     let limited = [&["--kill-after=10", &limit, program], arguments].concat();
     let output = Command::new("timeout").args(limited).stdin(Stdio::null()).output().with_context(shown)?;
-    ensure!(output.status.code() != Some(124), "{}: {NOT_ENDED} {limit} s", shown());
+    ensure!(output.status.code() != Some(124), "{}: no end within {limit} s", shown());
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let error = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "{}: {}\n{text}{error}", shown(), output.status);

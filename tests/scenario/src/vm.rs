@@ -2,7 +2,7 @@
 
 use crate::HANG_LIMIT;
 use crate::place;
-use crate::process::{NOT_ENDED, Process, output, vnumactl, wait_for};
+use crate::process::{Process, output, vnumactl, wait_for};
 use anyhow::{Context, Result, bail, ensure};
 use std::fs;
 use std::path::PathBuf;
@@ -76,7 +76,7 @@ impl Vm {
                 println!("guest boot retried ({count} so far): {error:#}");
                 start()?;
             }
-            Err(error) if format!("{error:#}").contains(NOT_ENDED) => {
+            Err(error) if format!("{error:#}").contains("no end within") => {
                 // lab-vm was killed and has cleaned nothing up: the next start of that name would be refused.
                 let _ = output("lab-vm", &["stop", name]);
                 return Err(error);
