@@ -37,8 +37,7 @@ const SOAK_ROUNDS: &str = "500";
 const SOAK_DEMO_SECONDS: u64 = 900;
 /// Tells scenarios which third of what they play by turns it is: 0, 1 or 2.
 const THIRD: &str = "VNUMA_THIRD";
-/// Benchmarks whose short forms `make test` runs by turns: on the machine, and in the lab. Those of the others take longer than two
-/// minutes there, or were not timed yet.
+/// Benchmarks whose short forms `make test` runs by turns, on the machine and in the lab: those that were seen to take minutes.
 const SHORT_FORMS: [&[&str]; 2] = [&["daemon", "dsm", "fleet"], &["migrate", "topology"]];
 /// What a job of a soak may take.
 const SOAK_LIMIT: Duration = Duration::from_secs(4 * 3600);

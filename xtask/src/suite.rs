@@ -365,7 +365,6 @@ fn finish(mut done: Vec<Done>, since: Instant) -> Result<()> {
     counts.repeated.iter().for_each(|line| println!("once more: {line}"));
     let cpu: f64 = done.iter().map(|one| one.cpu).sum();
     let (seconds, again) = (since.elapsed().as_secs(), counts.repeated.len());
-    // Last, where the end of a long output shows it.
     counts.failures.iter().flatten().for_each(|line| println!("{line}"));
     println!("{seconds} s, of CPU {cpu:.0} s in the jobs; {again} boots or lab jobs were run once more");
     println!("{}", counts.text());

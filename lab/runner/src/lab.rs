@@ -47,7 +47,6 @@ const IDLE_LIMIT: Duration = Duration::from_secs(60);
 /// A twentieth of a CPU: one that waits uses less, and one that boots beside other work gets more.
 const IDLE_CPU: Duration = Duration::from_secs(3);
 
-/// Finds a server that does nothing.
 #[derive(Default)]
 struct Idle(Option<(Instant, Duration)>);
 

@@ -77,8 +77,7 @@ impl Vm {
                 start()?;
             }
             Err(error) if format!("{error:#}").contains("no end within") => {
-                // lab-vm was killed and has cleaned nothing up: the next start of that name would be refused.
-                let _ = output("lab-vm", &["stop", name]);
+                let _ = output("lab-vm", &["stop", name]); // The killed lab-vm has cleaned nothing up.
                 return Err(error);
             }
             started => drop(started?),
