@@ -362,7 +362,6 @@ impl Lab {
         Session::open(reader, stream).map_err(|error| error.to_string())
     }
 
-    /// What QEMU has used.
     fn cpu_time(&self) -> Option<Duration> {
         let id = self.qemu.lock().unwrap_or_else(PoisonError::into_inner).child().id();
         let clock = clock_getcpuclockid(Pid::from_raw(i32::try_from(id).ok()?)).ok()?;
