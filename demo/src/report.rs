@@ -38,9 +38,9 @@ pub struct Report {
     pub series: Series,
 }
 
-/// The attached guest must follow all but one in so many of the stays that it was told of in time, or all but one. Counted are stays of
-/// vCPUs on a node, and whether the guest allocated there at last. A busy machine may end a stay before the guest is told of it, and the
-/// share of local pages depends on how soon a guest gets a CPU: neither says anything about vnuma.
+/// The attached guest may miss one in so many of the stays that vnumad told it of in time, or one. A stay is the time that a vCPU is on one
+/// node; the guest follows it if its last pages come from that node. Stays that end before the guest has the update do not count, and
+/// the share of local pages does not either: both depend on the load of the machine.
 const MISSED_LESS: usize = 10;
 
 impl Report {

@@ -103,7 +103,7 @@ struct Process {
 pub(super) struct Masks {
     directory: PathBuf,
     known: BTreeMap<i32, Process>,
-    /// vCPUs, by process, that their VMs' manager pins. Their masks are nobody's here.
+    /// vCPUs, by process, that their VMs' manager pins. vnumad leaves their masks alone.
     pinned: BTreeMap<i32, BTreeSet<i32>>,
 }
 
@@ -331,7 +331,7 @@ pub(super) fn still(set: &CpuSet, found: &CpuSet, online: &CpuSet) -> bool {
     lost || set.agrees(found, online)
 }
 
-/// Is the mask that was found this one? Of CPUs that are all offline nobody can say.
+/// Whether the mask that was found is this one. Unknown if all its CPUs are offline.
 pub(super) fn has(given: &CpuSet, found: &CpuSet, online: &CpuSet) -> bool {
     online.intersects(given) && still(given, found, online)
 }
