@@ -1,6 +1,6 @@
 //! The headers of vCPU events and of moves of pages agree with their Rust mirror.
 
-#[path = "../../layout_check.rs"]
+#[path = "../../tests/layout_check.rs"]
 mod layout_check;
 
 use std::{mem::offset_of, path::Path};

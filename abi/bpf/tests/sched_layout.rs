@@ -1,6 +1,6 @@
 //! The header of scx_vnuma's maps and its Rust mirror agree.
 
-#[path = "../../layout_check.rs"]
+#[path = "../../tests/layout_check.rs"]
 mod layout_check;
 
 use std::{mem::offset_of, path::Path};

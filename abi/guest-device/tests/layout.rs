@@ -1,6 +1,6 @@
 //! The C header and its Rust mirror describe the same page.
 
-#[path = "../../layout_check.rs"]
+#[path = "../../tests/layout_check.rs"]
 mod layout_check;
 
 use std::{mem::offset_of, path::Path};

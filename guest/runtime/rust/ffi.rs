@@ -59,7 +59,7 @@ unsafe extern "C" {
 }
 
 #[cfg(test)]
-#[path = "../../../abi/layout_check.rs"]
+#[path = "../../../abi/tests/layout_check.rs"]
 mod layout_check;
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! lab/README.md against the program: its commands, their options, and the defaults of these.
 
-#[path = "../../usage_check.rs"]
+#[path = "../../tests/usage_check.rs"]
 mod usage_check;
 
 use crate::Arguments;

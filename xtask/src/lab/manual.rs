@@ -1,6 +1,6 @@
 //! lab/README.md against `cargo xtask lab`: its commands, their options, and the defaults and ranges of these.
 
-#[path = "../../../lab/usage_check.rs"]
+#[path = "../../../lab/tests/usage_check.rs"]
 mod usage_check;
 
 use super::LabCommand;
