@@ -29,7 +29,7 @@ mod series;
 mod svg;
 mod updates;
 
-use clap::{Parser, Subcommand};
+use clap::Parser;
 use std::process::ExitCode;
 
 #[derive(Parser)]
@@ -37,12 +37,6 @@ use std::process::ExitCode;
     name = "vnuma-demo",
     about = "Shows a running VM following its NUMA topology, and one that does not"
 )]
-struct Arguments {
-    #[command(subcommand)]
-    command: Command,
-}
-
-#[derive(Subcommand)]
 enum Command {
     /// On the lab server: run the whole demonstration and write the report
     Host(host::Arguments),
@@ -60,7 +54,7 @@ enum Command {
 const GUEST_STOPPED: u8 = 3;
 
 fn main() -> ExitCode {
-    let done = match Arguments::parse().command {
+    let done = match Command::parse() {
         Command::Host(arguments) => host::run(&arguments),
         Command::Here(arguments) => here::run(&arguments),
         Command::Move(arguments) => mover::run(&arguments),

@@ -20,7 +20,7 @@ mod steps;
 mod suite;
 mod turns;
 
-use clap::{Parser, Subcommand};
+use clap::Parser;
 use std::process::ExitCode;
 use vnuma_bench_figures::ending;
 
@@ -30,12 +30,6 @@ use vnuma_bench_figures::ending;
     bin_name = "cargo xtask",
     about = "Builds, demonstrates, tests and measures vnuma"
 )]
-struct Arguments {
-    #[command(subcommand)]
-    command: Command,
-}
-
-#[derive(Subcommand)]
 enum Command {
     /// The emulated NUMA server
     #[command(subcommand)]
@@ -75,11 +69,11 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let arguments: Arguments = match ending::arguments() {
-        Ok(arguments) => arguments,
+    let command = match ending::arguments() {
+        Ok(command) => command,
         Err(status) => return status,
     };
-    let result = match arguments.command {
+    let result = match command {
         Command::Lab(command) => lab::main(*command),
         Command::Setup => setup::packages().map(|()| ExitCode::SUCCESS),
         Command::Demo(arguments) => demo::run(&arguments).map(|()| ExitCode::SUCCESS),

@@ -30,7 +30,7 @@ mod vms;
 mod yardstick;
 
 use anyhow::Context;
-use clap::{Parser, Subcommand};
+use clap::Parser;
 use figures::{Row, goals};
 use growth::Growth;
 use readers::Clients;
@@ -44,12 +44,6 @@ use vnuma_bench_figures::{
 
 #[derive(Parser)]
 #[command(name = "bench-daemon", about = "What vnumad costs with hundreds of VMs")]
-struct Arguments {
-    #[command(subcommand)]
-    command: Command,
-}
-
-#[derive(Subcommand)]
 enum Command {
     /// All rows; the last line on stdout is one JSON object
     Run {
@@ -153,7 +147,7 @@ const FULL: [Wanted; 12] = [
 ];
 
 fn main() -> ExitCode {
-    ending::main(|arguments: Arguments| run(arguments.command))
+    ending::main(run)
 }
 
 fn run(command: Command) -> anyhow::Result<()> {

@@ -14,18 +14,12 @@ mod size;
 mod store;
 mod vm;
 
-use clap::{Parser, Subcommand};
+use clap::Parser;
 use std::process::ExitCode;
 use vnuma_bench_common::ending;
 
 #[derive(Parser)]
 #[command(name = "bench-memory", about = "What memory policies do for VMs whose memory is displaced")]
-struct Arguments {
-    #[command(subcommand)]
-    command: Command,
-}
-
-#[derive(Subcommand)]
 enum Command {
     /// On a server with counters: measures, and prints a line of JSON for each cell
     Server(server::Arguments),
@@ -36,7 +30,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    ending::main(|arguments: Arguments| match arguments.command {
+    ending::main(|command: Command| match command {
         Command::Server(arguments) => server::run(&arguments),
         Command::Judge(arguments) => judge::run(&arguments),
         Command::Guest => guest::run(),

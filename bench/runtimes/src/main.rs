@@ -11,7 +11,7 @@ mod raw;
 mod server;
 mod vm;
 
-use clap::{Parser, Subcommand};
+use clap::Parser;
 use std::process::ExitCode;
 use vnuma_bench_common::ending;
 
@@ -20,12 +20,6 @@ use vnuma_bench_common::ending;
     name = "bench-runtimes",
     about = "What language runtimes and allocators in a VM lose when its vCPUs move"
 )]
-struct Arguments {
-    #[command(subcommand)]
-    command: Command,
-}
-
-#[derive(Subcommand)]
 enum Command {
     /// On a server with counters: measures, and prints a line of JSON for each cell
     Server(server::Arguments),
@@ -36,7 +30,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    ending::main(|arguments: Arguments| match arguments.command {
+    ending::main(|command: Command| match command {
         Command::Server(arguments) => server::run(&arguments),
         Command::Judge(arguments) => judge::run(&arguments),
         Command::Guest(arguments) => guest::run(&arguments),

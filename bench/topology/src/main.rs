@@ -13,18 +13,12 @@ mod overhead;
 mod replug;
 mod work;
 
-use clap::{Parser, Subcommand};
+use clap::Parser;
 use std::process::ExitCode;
 use vnuma_bench_figures::ending;
 
 #[derive(Parser)]
 #[command(name = "bench-topology", about = "Figures of a guest that follows its topology")]
-struct Arguments {
-    #[command(subcommand)]
-    command: Command,
-}
-
-#[derive(Subcommand)]
 enum Command {
     /// On the server: latencies of one guest kernel, idle and loaded, and whether it ended up wrong
     Moves(moves::Arguments),
@@ -63,7 +57,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    ending::main(|arguments: Arguments| match arguments.command {
+    ending::main(|command: Command| match command {
         Command::Moves(arguments) => moves::run(&arguments),
         Command::Replug(arguments) => replug::run(&arguments),
         Command::AwaitCpu { node } => replug::await_cpu(node),

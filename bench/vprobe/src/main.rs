@@ -14,18 +14,12 @@ mod team;
 mod vms;
 mod wakes;
 
-use clap::{Parser, Subcommand};
+use clap::Parser;
 use std::process::ExitCode;
 use vnuma_bench_common::{ending, guest_memory, threads};
 
 #[derive(Parser)]
 #[command(name = "bench-vprobe", about = "What policies of vCPUs do for VMs on a NUMA server")]
-struct Arguments {
-    #[command(subcommand)]
-    command: Command,
-}
-
-#[derive(Subcommand)]
 enum Command {
     /// On a server with counters: measures, and prints a line of JSON for each cell
     Server(server::Arguments),
@@ -40,7 +34,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    ending::main(|arguments: Arguments| match arguments.command {
+    ending::main(|command: Command| match command {
         Command::Server(arguments) => server::run(&arguments),
         Command::Judge(arguments) => judge::run(&arguments),
         Command::Measure(arguments) => full::measure::run(&arguments),

@@ -19,7 +19,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser};
 
 use crate::plan::{Memory, Request};
 
@@ -28,12 +28,6 @@ const STATUS_FAILED: u8 = 125;
 
 #[derive(Parser)]
 #[command(name = "lab-vm", about = "Virtual machines in the server of the lab")]
-struct Arguments {
-    #[command(subcommand)]
-    command: Command,
-}
-
-#[derive(Subcommand)]
 enum Command {
     /// Start a VM and wait until its agent answers
     Start(StartArguments),
@@ -138,7 +132,7 @@ struct StartArguments {
 }
 
 fn main() -> ExitCode {
-    match run(Arguments::parse().command) {
+    match run(Command::parse()) {
         Ok(status) => status,
         Err(error) => {
             eprintln!("lab-vm: {error:#}");

@@ -3,13 +3,13 @@
 #[path = "../../tests/usage_check.rs"]
 mod usage_check;
 
-use crate::Arguments;
+use crate::Command;
 use clap::CommandFactory;
 
 const README: &str = include_str!("../../README.md");
 
 fn differences(readme: &str) -> Vec<String> {
-    usage_check::differences(readme, "lab-vm", &Arguments::command())
+    usage_check::differences(readme, "lab-vm", &Command::command())
 }
 
 #[test]
