@@ -63,7 +63,7 @@ pub enum Action {
 }
 
 /// Something that happens again and again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::EnumIter)]
 pub enum Chaos {
     /// A load balancer carries a thread elsewhere.
     Migrate,
@@ -124,38 +124,6 @@ pub enum Chaos {
 }
 
 impl Chaos {
-    /// All of it.
-    pub const ALL: [Self; 28] = [
-        Self::Migrate,
-        Self::Confine,
-        Self::SilentAffinity,
-        Self::AskMove,
-        Self::AskAttach,
-        Self::AskDetach,
-        Self::AskReplug,
-        Self::AskPolicy,
-        Self::AskMemory,
-        Self::AskMigration,
-        Self::AskAll,
-        Self::Wander,
-        Self::Storm,
-        Self::Hang,
-        Self::Stop,
-        Self::Disconnect,
-        Self::End,
-        Self::Start,
-        Self::Reboot,
-        Self::Hotplug,
-        Self::PassThrough,
-        Self::Rehome,
-        Self::Rename,
-        Self::Unlist,
-        Self::Release,
-        Self::HostChange,
-        Self::Stall,
-        Self::Restart,
-    ];
-
     /// Between two of them, on average.
     pub(crate) fn interval_ns(self) -> u64 {
         match self {

@@ -12,6 +12,7 @@ use std::{
     fmt::{Debug, Write as _},
     sync::{Arc, Mutex, PoisonError},
 };
+use strum::IntoEnumIterator;
 use vnuma_daemon::core::{
     Core, ReplyTo,
     event::{Command, Event, Report, Request},
@@ -138,7 +139,7 @@ impl Simulation {
             trace: None,
         };
         simulation.begin();
-        for chaos in Chaos::ALL {
+        for chaos in Chaos::iter() {
             simulation.later(SECOND, Action::Chaos(chaos));
         }
         simulation.later(SECOND, Action::Sweep);

@@ -2,6 +2,7 @@
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
+use strum::{IntoStaticStr, VariantArray};
 
 /// Memory of the VM, half of it on each guest node. The paper's VM has 16 GB, and 3 % of it is what `amount` waits for here as there.
 pub const MEMORY_MIB: u64 = 1024;
@@ -45,7 +46,8 @@ pub const SIZED_STREAM_MIB: usize = 288;
 /// By what a guest node gets another size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
-#[value(rename_all = "kebab-case")]
+#[derive(IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "kebab-case")]
 pub enum Means {
     /// It had it from the beginning
     NeverChanged,
@@ -57,22 +59,19 @@ pub enum Means {
 
 impl Means {
     /// All of them, in the order in which they are measured and shown.
-    pub const ALL: [Self; 3] = [Self::NeverChanged, Self::Balloon, Self::VirtioMem];
+    pub const ALL: &[Self] = Self::VARIANTS;
 
     /// As rows have it.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::NeverChanged => "never-changed",
-            Self::Balloon => "balloon",
-            Self::VirtioMem => "virtio-mem",
-        }
+        self.into()
     }
 }
 
 /// What happens to a guest node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
-#[value(rename_all = "kebab-case")]
+#[derive(IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "kebab-case")]
 pub enum SizeCause {
     /// Guest node 0 grows
     Grow,
@@ -82,21 +81,20 @@ pub enum SizeCause {
 
 impl SizeCause {
     /// Both, in the order in which they are measured and shown.
-    pub const ALL: [Self; 2] = [Self::Grow, Self::Shrink];
+    pub const ALL: &[Self] = Self::VARIANTS;
 
     /// As rows have it.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Grow => "grow",
-            Self::Shrink => "shrink",
-        }
+        self.into()
     }
 }
 
 /// By what the guest's memory gets displaced.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ValueEnum)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ValueEnum, IntoStaticStr,
+)]
 #[serde(rename_all = "kebab-case")]
-#[value(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case")]
 pub enum Cause {
     /// A vCPU touches memory for the first time while it runs on the other node
     FirstTouch,
@@ -114,19 +112,15 @@ impl Cause {
 
     /// As rows have it.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::FirstTouch => "first-touch",
-            Self::Balloon => "balloon",
-            Self::Reporting => "reporting",
-            Self::Ksm => "ksm",
-        }
+        self.into()
     }
 }
 
 /// Who brings displaced memory home.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
-#[value(rename_all = "kebab-case")]
+#[derive(IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "kebab-case")]
 pub enum Policy {
     /// Nobody; vnumad runs
     None,
@@ -150,17 +144,7 @@ pub enum Policy {
 
 impl Policy {
     /// All of them, in the order in which they are measured and shown.
-    pub const ALL: [Self; 9] = [
-        Self::None,
-        Self::Periodic,
-        Self::Amount,
-        Self::Both,
-        Self::Adaptive,
-        Self::AutonumaHost,
-        Self::Numad,
-        Self::Migratepages,
-        Self::Damon,
-    ];
+    pub const ALL: &[Self] = Self::VARIANTS;
     /// Those that the reduced form has for every cause.
     pub const REDUCED: [Self; 4] = [Self::None, Self::Both, Self::Adaptive, Self::AutonumaHost];
     /// The cause for which it has all of them.
@@ -168,17 +152,7 @@ impl Policy {
 
     /// As rows have it.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::Periodic => "periodic",
-            Self::Amount => "amount",
-            Self::Both => "both",
-            Self::Adaptive => "adaptive",
-            Self::AutonumaHost => "autonuma-host",
-            Self::Numad => "numad",
-            Self::Migratepages => "migratepages",
-            Self::Damon => "damon",
-        }
+        self.into()
     }
 
     /// Is it a memory policy of vnumad?
@@ -192,7 +166,8 @@ pub fn cells(full: bool) -> impl Iterator<Item = (Cause, Policy)> {
     let wanted = move |(cause, policy): &(Cause, Policy)| {
         full || *cause == Policy::ALL_OF || Policy::REDUCED.contains(policy)
     };
-    Cause::ALL.into_iter().flat_map(|cause| Policy::ALL.map(|policy| (cause, policy))).filter(wanted)
+    let of = |cause| Policy::ALL.iter().map(move |policy| (cause, *policy));
+    Cause::ALL.into_iter().flat_map(of).filter(wanted)
 }
 
 /// Goals of the issue.

@@ -78,8 +78,8 @@ impl Arguments {
             true => self.cause.is_empty() && self.policy.is_empty(),
             false => self.size.contains(one),
         };
-        let causes = SizeCause::ALL.into_iter().filter(is_wanted);
-        causes.flat_map(|cause| Means::ALL.map(|means| (cause, means))).collect()
+        let causes = SizeCause::ALL.iter().filter(|cause| is_wanted(cause));
+        causes.flat_map(|cause| Means::ALL.iter().map(|means| (*cause, *means))).collect()
     }
 }
 

@@ -2,6 +2,7 @@
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
+use strum::{IntoStaticStr, VariantArray};
 
 /// The server's node that has the devices of guests (lab/profiles/2n6c-iommu.toml).
 pub const HOME: usize = 1;
@@ -99,7 +100,8 @@ pub mod goals {
 /// Where the VM is, and what its guest knows of that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
-#[value(rename_all = "kebab-case")]
+#[derive(IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "kebab-case")]
 pub enum Configuration {
     /// All of it is on the devices' node.
     Home,
@@ -116,13 +118,7 @@ pub enum Configuration {
 impl Configuration {
     /// As rows have it.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Home => "home",
-            Self::Remote => "remote",
-            Self::Uma => "uma",
-            Self::Vnuma => "vnuma",
-            Self::NuioaAware => "nuioa-aware",
-        }
+        self.into()
     }
 
     /// Where its guest starts a workload. One that does not know where the devices are starts it anywhere: half of the windows each
@@ -138,13 +134,7 @@ impl Configuration {
 }
 
 /// All of them, in the order in which they are shown.
-pub const CONFIGURATIONS: [Configuration; 5] = [
-    Configuration::Home,
-    Configuration::Remote,
-    Configuration::Uma,
-    Configuration::Vnuma,
-    Configuration::NuioaAware,
-];
+pub const CONFIGURATIONS: &[Configuration] = Configuration::VARIANTS;
 
 /// Where in the guest a workload runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -123,7 +123,7 @@ fn rows_of(cells: &[Cell], profile: &CounterProfile) -> Vec<Row> {
     for workload in workloads(true) {
         let all: Vec<&Cell> = cells.iter().filter(|cell| cell.workload == workload.name).collect();
         let common = common_instructions(&all, profile);
-        for configuration in CONFIGURATIONS {
+        for &configuration in CONFIGURATIONS {
             let spots = configuration.spots().iter().filter_map(|spot| {
                 // Those of all turns.
                 let of = |cell: &&&Cell| cell.configuration == configuration && cell.spot == *spot;

@@ -22,7 +22,7 @@ pub fn draw(rows: &[Row], path: &Path) -> Result<()> {
     };
     let names = workloads(true).map(|workload| workload.name);
     let names: Vec<&str> = names.filter(|name| of(name, Configuration::Home).is_some()).collect();
-    let series = CONFIGURATIONS.map(|configuration| Series {
+    let series = CONFIGURATIONS.iter().map(|&configuration| Series {
         name: configuration.name(),
         colour: match configuration {
             Configuration::Home => GREY,
@@ -33,5 +33,6 @@ pub fn draw(rows: &[Row], path: &Path) -> Result<()> {
         },
         values: names.iter().map(|name| by_home(name, configuration)).collect(),
     });
-    bars::draw(&format!("modelled cycles of an operation, home = 1 ({profile})"), &names, &series, path)
+    let title = format!("modelled cycles of an operation, home = 1 ({profile})");
+    bars::draw(&title, &names, &series.collect::<Vec<_>>(), path)
 }

@@ -2,6 +2,7 @@
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
+use strum::{IntoStaticStr, VariantArray};
 
 /// Memory of the VM, half of it on each guest node.
 pub const MEMORY_MIB: u64 = 1536;
@@ -44,7 +45,8 @@ pub const SCAN_PERIOD_MS: [u32; 2] = [100, 500];
 /// What is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
-#[value(rename_all = "kebab-case")]
+#[derive(IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "kebab-case")]
 pub enum Workload {
     /// STREAM's triad over arrays that stay
     Stream,
@@ -71,7 +73,8 @@ pub enum Workload {
 }
 
 /// A memory allocator that a program is run with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr)]
+#[strum(serialize_all = "kebab-case")]
 pub enum Allocator {
     /// jemalloc of the guest's image.
     Jemalloc,
@@ -84,11 +87,7 @@ pub enum Allocator {
 impl Allocator {
     /// As rows have it, and vnuma-run.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Jemalloc => "jemalloc",
-            Self::Mimalloc => "mimalloc",
-            Self::Tcmalloc => "tcmalloc",
-        }
+        self.into()
     }
 }
 
@@ -130,37 +129,13 @@ pub const JAVA_NO_NUMA: &str = "-XX:-UseNUMA";
 
 impl Workload {
     /// All of them, in the order in which they are measured and shown.
-    pub const ALL: [Self; 11] = [
-        Self::Stream,
-        Self::Stencil,
-        Self::Orders,
-        Self::OrdersG1,
-        Self::OrdersZ,
-        Self::StencilMimalloc,
-        Self::StencilTcmalloc,
-        Self::StoreJemalloc,
-        Self::StoreMimalloc,
-        Self::StoreTcmalloc,
-        Self::Solver,
-    ];
+    pub const ALL: &[Self] = Self::VARIANTS;
     /// Those of the reduced form.
     pub const REDUCED: [Self; 3] = [Self::Stream, Self::Stencil, Self::Orders];
 
     /// As rows have it.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Stream => "stream",
-            Self::Stencil => "stencil",
-            Self::Orders => "orders",
-            Self::OrdersG1 => "orders-g1",
-            Self::OrdersZ => "orders-z",
-            Self::StencilMimalloc => "stencil-mimalloc",
-            Self::StencilTcmalloc => "stencil-tcmalloc",
-            Self::StoreJemalloc => "store-jemalloc",
-            Self::StoreMimalloc => "store-mimalloc",
-            Self::StoreTcmalloc => "store-tcmalloc",
-            Self::Solver => "solver",
-        }
+        self.into()
     }
 
     /// What its data are like.
@@ -229,7 +204,8 @@ impl Workload {
 /// Who is told that vCPUs have moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
-#[value(rename_all = "kebab-case")]
+#[derive(IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "kebab-case")]
 pub enum Policy {
     /// Nothing ever moves, and all is local
     Ideal,
@@ -253,33 +229,13 @@ pub enum Policy {
 
 impl Policy {
     /// All of them, in the order in which they are shown.
-    pub const ALL: [Self; 9] = [
-        Self::Ideal,
-        Self::None,
-        Self::Interleaved,
-        Self::FirstTouch,
-        Self::AutonumaHost,
-        Self::StaticVnuma,
-        Self::VnumaOs,
-        Self::OsOnly,
-        Self::Full,
-    ];
+    pub const ALL: &[Self] = Self::VARIANTS;
     /// Those of the reduced form.
     pub const REDUCED: [Self; 4] = [Self::Ideal, Self::StaticVnuma, Self::OsOnly, Self::Full];
 
     /// As rows have it.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Ideal => "ideal",
-            Self::None => "none",
-            Self::Interleaved => "interleaved",
-            Self::FirstTouch => "first-touch",
-            Self::AutonumaHost => "autonuma-host",
-            Self::StaticVnuma => "static-vnuma",
-            Self::VnumaOs => "vnuma-os",
-            Self::OsOnly => "os-only",
-            Self::Full => "full",
-        }
+        self.into()
     }
 
     /// Is the VM attached to vnuma?
@@ -329,7 +285,6 @@ pub const JUDGED_RATE: u32 = 20;
 /// How vCPUs come to another node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
-#[value(rename_all = "kebab-case")]
 pub enum By {
     /// Each is put on a CPU of it, one at a time
     #[default]
@@ -372,9 +327,9 @@ impl Cell {
 
 /// The cells of a form, in the order in which they are measured: black boxes first, then those without vnuma, as a VM is attached once.
 pub fn cells(full: bool) -> Vec<Cell> {
-    let policies: &[Policy] = if full { &Policy::ALL } else { &Policy::REDUCED };
+    let policies: &[Policy] = if full { Policy::ALL } else { &Policy::REDUCED };
     let rates: &[u32] = if full { &RATES } else { &REDUCED_RATES };
-    let workloads: &[Workload] = if full { &Workload::ALL } else { &Workload::REDUCED };
+    let workloads: &[Workload] = if full { Workload::ALL } else { &Workload::REDUCED };
     let mut cells = Vec::new();
     for (black_box, attached) in [(true, false), (false, false), (false, true)] {
         let from = cells.len();
@@ -441,7 +396,7 @@ mod tests {
     fn only_the_reduced_forms_workloads_have_all_rates() {
         let of =
             |workload| cells(true).into_iter().filter(|cell| cell.workload == workload).collect::<Vec<_>>();
-        for workload in Workload::ALL {
+        for &workload in Workload::ALL {
             let rates = of(workload).iter().filter(|cell| !REDUCED_RATES.contains(&cell.rate)).count();
             assert_eq!(rates > 0, Workload::REDUCED.contains(&workload), "{}", workload.name());
             let has_os = of(workload).iter().any(|cell| cell.policy == Policy::VnumaOs);
@@ -542,7 +497,7 @@ mod tests {
             let size = option.strip_prefix(name).and_then(|rest| rest.strip_suffix('m'));
             size.expect("a size").parse().expect("a number")
         };
-        for workload in Workload::ALL.into_iter().filter(|workload| workload.collector().is_some()) {
+        for &workload in Workload::ALL.iter().filter(|workload| workload.collector().is_some()) {
             let [least, most] = workload.heap().map(|option| mib(option, &option[..4]));
             assert_eq!(least, most);
             let wanted = mib(JAVA[0], "-Xmn") * 3 / 4;

@@ -54,7 +54,7 @@ pub fn draw(rows: &[Row], cells: &[Cell], path: &Path) -> Result<()> {
         changed.iter().filter(wanted).copied().collect::<Vec<&Cell>>()
     };
     let shown: Vec<Workload> =
-        Workload::ALL.into_iter().filter(|workload| !by_hand(*workload).is_empty()).collect();
+        Workload::ALL.iter().copied().filter(|workload| !by_hand(*workload).is_empty()).collect();
     let lines = shown.len().div_ceil(COLUMNS);
     let is_there = |rate: &u32| rows.iter().any(|row| row.changes_per_minute == *rate && row.is_judged());
     let rates: Vec<u32> = RATES.into_iter().filter(is_there).collect();
@@ -110,7 +110,7 @@ fn bars(area: &Area<'_>, rows: &[Row], rate: u32) -> Result<(), String> {
     };
     let is_shown =
         |workload: &Workload| Policy::ALL.iter().any(|policy| by_ideal(*workload, *policy).is_some());
-    let places: Vec<Workload> = Workload::ALL.into_iter().filter(is_shown).collect();
+    let places: Vec<Workload> = Workload::ALL.iter().copied().filter(is_shown).collect();
     let title = title(&profile, rate);
     let mut chart = ChartBuilder::on(area)
         .caption(title, TITLE)
@@ -132,7 +132,7 @@ fn bars(area: &Area<'_>, rows: &[Row], rate: u32) -> Result<(), String> {
         .draw()
         .map_err(|error| error.to_string())?;
     let is_there = |policy: &Policy| places.iter().any(|place| by_ideal(*place, *policy).is_some());
-    let shown: Vec<Policy> = Policy::ALL.into_iter().filter(is_there).collect();
+    let shown: Vec<Policy> = Policy::ALL.iter().copied().filter(is_there).collect();
     let width = BARS / shown.len().max(1) as f64;
     for (index, &policy) in shown.iter().enumerate() {
         let left = |at: usize| at as f64 + (index as f64 - shown.len() as f64 / 2.0) * width;

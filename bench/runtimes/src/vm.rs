@@ -309,8 +309,8 @@ mod tests {
 
     #[test]
     fn only_full_runs_under_vnuma_run() {
-        for workload in Workload::ALL {
-            for policy in Policy::ALL {
+        for &workload in Workload::ALL {
+            for &policy in Policy::ALL {
                 let is_run =
                     line(workload, policy).starts_with("/root/runtime/vnuma-run --libraries /root/runtime ");
                 assert_eq!(is_run, policy == Policy::Full, "{}", line(workload, policy));

@@ -5,6 +5,7 @@
 //! CPU as in *vProbe: Scheduling Virtual Machines on NUMA Systems*, section V-A.
 
 use serde::{Deserialize, Serialize};
+use strum::IntoStaticStr;
 
 /// The server, of lab/profiles.
 pub const SERVER: &str = "2n8c";
@@ -99,8 +100,9 @@ pub mod overhead {
 }
 
 /// A program that runs on one vCPU for ever.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum, IntoStaticStr)]
 #[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case")]
 pub enum Kind {
     /// Follows a chain through every line of its memory in random order
     Chase,
@@ -162,23 +164,7 @@ impl Kind {
 
     /// Its name on a command line.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Chase => "chase",
-            Self::Stream => "stream",
-            Self::Matrix => "matrix",
-            Self::Walk => "walk",
-            Self::Compute => "compute",
-            Self::Sleep => "sleep",
-            Self::Abuse => "abuse",
-            Self::Redis => "redis",
-            Self::Memcached => "memcached",
-            Self::Sysbench => "sysbench",
-            Self::CgLike => "cg-like",
-            Self::MgLike => "mg-like",
-            Self::LuLike => "lu-like",
-            Self::SpLike => "sp-like",
-            Self::BtLike => "bt-like",
-        }
+        self.into()
     }
 }
 
@@ -192,6 +178,15 @@ pub struct Placement {
     pub vcpus: [[usize; VCPUS]; BUSY],
     /// Node of the memory that the vCPU's program uses.
     pub memory: [[usize; VCPUS]; LOADED],
+}
+
+/// One of this name, with the nodes of vCPUs and of their memory.
+pub const fn placement(
+    name: &'static str,
+    vcpus: [[usize; VCPUS]; BUSY],
+    memory: [[usize; VCPUS]; LOADED],
+) -> Placement {
+    Placement { name, vcpus, memory }
 }
 
 /// A workload: the same programs in vm1 and vm2, each on the vCPU of its position.
@@ -214,64 +209,37 @@ pub struct Workload {
 /// What every cell starts from: both VMs have memory on both nodes, and 7 of the 8 vCPUs that use it are on the other node
 /// than theirs, as figure 1 of the paper shows more than 80 % of remote accesses under the default scheduler. Each CPU has
 /// three vCPUs.
-pub const START: Placement = Placement {
-    name: "start",
-    vcpus: [[1, 1, 0, 1], [1, 1, 0, 0], [0, 0, 0, 1]],
-    memory: [[0, 0, 1, 1], [0, 0, 1, 1]],
-};
+pub const START: Placement =
+    placement("start", [[1, 1, 0, 1], [1, 1, 0, 0], [0, 0, 0, 1]], [[0, 0, 1, 1], [0, 0, 1, 1]]);
 
 /// Every vCPU with its memory.
-pub const AT_HOME: Placement = Placement {
-    name: "at-home",
-    vcpus: [[0, 0, 1, 1], [0, 0, 1, 1], [0, 0, 1, 1]],
-    memory: [[0, 0, 1, 1], [0, 0, 1, 1]],
-};
+pub const AT_HOME: Placement =
+    placement("at-home", [[0, 0, 1, 1], [0, 0, 1, 1], [0, 0, 1, 1]], [[0, 0, 1, 1], [0, 0, 1, 1]]);
 /// Every VM on one node, with its memory.
-pub const BY_VM: Placement = Placement {
-    name: "by-vm",
-    vcpus: [[0, 0, 0, 0], [1, 1, 1, 1], [0, 0, 1, 1]],
-    memory: [[0, 0, 0, 0], [1, 1, 1, 1]],
-};
+pub const BY_VM: Placement =
+    placement("by-vm", [[0, 0, 0, 0], [1, 1, 1, 1], [0, 0, 1, 1]], [[0, 0, 0, 0], [1, 1, 1, 1]]);
 /// The matrices away from what thrashes the cache.
-pub const BY_CACHE: Placement = Placement {
-    name: "by-cache",
-    vcpus: [[0, 0, 1, 0], [0, 0, 1, 0], [1, 1, 1, 1]],
-    memory: [[0, 0, 1, 0], [0, 0, 1, 0]],
-};
+pub const BY_CACHE: Placement =
+    placement("by-cache", [[0, 0, 1, 0], [0, 0, 1, 0], [1, 1, 1, 1]], [[0, 0, 1, 0], [0, 0, 1, 0]]);
 /// One matrix on each node, with as few streams as possible.
-pub const PAIRED: Placement = Placement {
-    name: "paired",
-    vcpus: [[0, 1, 0, 1], [0, 1, 1, 0], [0, 0, 1, 1]],
-    memory: [[0, 1, 0, 1], [0, 1, 1, 0]],
-};
+pub const PAIRED: Placement =
+    placement("paired", [[0, 1, 0, 1], [0, 1, 1, 0], [0, 0, 1, 1]], [[0, 1, 0, 1], [0, 1, 1, 0]]);
 
 /// All of them, in the order in which they run.
 pub const WORKLOADS: [Workload; 3] = [
-    Workload {
-        name: "chase",
-        programs: [Kind::Chase; VCPUS],
-        vm2: None,
-        connections: 0,
-        memory_intensive: true,
-        oracles: &[AT_HOME, BY_VM],
-    },
-    Workload {
-        name: "mix",
-        programs: [Kind::Chase, Kind::Stream, Kind::Matrix, Kind::Walk],
-        vm2: None,
-        connections: 0,
-        memory_intensive: true,
-        oracles: &[AT_HOME, BY_VM, BY_CACHE, PAIRED],
-    },
-    Workload {
-        name: "compute",
-        programs: [Kind::Compute; VCPUS],
-        vm2: None,
-        connections: 0,
-        memory_intensive: false,
-        oracles: &[AT_HOME],
-    },
+    in_both("chase", [Kind::Chase; VCPUS], &[AT_HOME, BY_VM]),
+    in_both(
+        "mix",
+        [Kind::Chase, Kind::Stream, Kind::Matrix, Kind::Walk],
+        &[AT_HOME, BY_VM, BY_CACHE, PAIRED],
+    ),
+    Workload { memory_intensive: false, ..in_both("compute", [Kind::Compute; VCPUS], &[AT_HOME]) },
 ];
+
+/// One that uses memory, and is the same in vm1 and vm2.
+pub const fn in_both(name: &'static str, programs: [Kind; VCPUS], oracles: &'static [Placement]) -> Workload {
+    Workload { name, programs, vm2: None, connections: 0, memory_intensive: true, oracles }
+}
 
 /// The workload of a name.
 pub fn workload(name: &str) -> Option<&'static Workload> {

@@ -3,6 +3,7 @@
 use crate::{MemoryStep, PolicyStep};
 use serde::{Deserialize, Serialize};
 use std::{fmt, num::ParseIntError, str::FromStr};
+use strum::{EnumDiscriminants, EnumString, IntoStaticStr, VariantNames};
 use utoipa::ToSchema;
 
 /// Name of one published topology. Compared for equality only. In JSON it is a string of 16
@@ -38,83 +39,25 @@ impl From<Generation> for String {
     }
 }
 
-/// Kinds of events, by which a watcher chooses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EventKind {
-    /// [`Event::Appeared`].
-    Appeared,
-    /// [`Event::Gone`].
-    Gone,
-    /// [`Event::Attached`].
-    Attached,
-    /// [`Event::Detached`].
-    Detached,
-    /// [`Event::Changed`].
-    Changed,
-    /// [`Event::Published`].
-    Published,
-    /// [`Event::Acknowledged`].
-    Acknowledged,
-    /// [`Event::Replugged`].
-    Replugged,
-    /// [`Event::Confined`].
-    Confined,
-    /// [`Event::Memory`].
-    Memory,
-    /// [`Event::Policy`].
-    Policy,
-}
-
-impl EventKind {
-    /// All of them.
-    pub const ALL: [Self; 11] = [
-        Self::Appeared,
-        Self::Gone,
-        Self::Attached,
-        Self::Detached,
-        Self::Changed,
-        Self::Published,
-        Self::Acknowledged,
-        Self::Replugged,
-        Self::Confined,
-        Self::Memory,
-        Self::Policy,
-    ];
-
-    /// Value of the field `event`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Appeared => "appeared",
-            Self::Gone => "gone",
-            Self::Attached => "attached",
-            Self::Detached => "detached",
-            Self::Changed => "changed",
-            Self::Published => "published",
-            Self::Acknowledged => "acknowledged",
-            Self::Replugged => "replugged",
-            Self::Confined => "confined",
-            Self::Memory => "memory",
-            Self::Policy => "policy",
-        }
-    }
-}
-
 /// A name that no kind of event has.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no kind of event is named {0:?}; there are {names}", names = EventKind::ALL.map(EventKind::name).join(", "))]
+#[error("no kind of event is named {0:?}; there are {names}", names = EventKind::VARIANTS.join(", "))]
 pub struct UnknownEvent(String);
 
-impl FromStr for EventKind {
-    type Err = UnknownEvent;
-    fn from_str(name: &str) -> Result<Self, UnknownEvent> {
-        let known = Self::ALL.into_iter().find(|kind| kind.name() == name);
-        known.ok_or_else(|| UnknownEvent(name.chars().take(40).collect()))
-    }
+fn unknown(name: &str) -> UnknownEvent {
+    UnknownEvent(name.chars().take(40).collect())
 }
 
 /// Something that happened. Times are `CLOCK_MONOTONIC` of the host, nanoseconds.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema, EnumDiscriminants)]
 #[serde(tag = "event", rename_all = "lowercase")]
+#[strum_discriminants(
+    name(EventKind),
+    derive(EnumString, IntoStaticStr, VariantNames),
+    strum(serialize_all = "lowercase", parse_err_ty = UnknownEvent, parse_err_fn = unknown),
+    doc = "Kinds of events, by which a watcher chooses.",
+    allow(missing_docs)
+)]
 pub enum Event {
     /// A VM was found.
     Appeared {
@@ -226,19 +169,7 @@ pub enum Event {
 impl Event {
     /// Its kind.
     pub fn kind(&self) -> EventKind {
-        match self {
-            Self::Appeared { .. } => EventKind::Appeared,
-            Self::Gone { .. } => EventKind::Gone,
-            Self::Attached { .. } => EventKind::Attached,
-            Self::Detached { .. } => EventKind::Detached,
-            Self::Changed { .. } => EventKind::Changed,
-            Self::Published { .. } => EventKind::Published,
-            Self::Acknowledged { .. } => EventKind::Acknowledged,
-            Self::Replugged { .. } => EventKind::Replugged,
-            Self::Confined { .. } => EventKind::Confined,
-            Self::Memory { .. } => EventKind::Memory,
-            Self::Policy { .. } => EventKind::Policy,
-        }
+        self.into()
     }
 
     /// The VM that it is about.
@@ -265,14 +196,15 @@ mod tests {
 
     #[test]
     fn kinds_are_named_as_in_json() {
-        for kind in EventKind::ALL {
+        for name in EventKind::VARIANTS {
             let json = serde_json::json!({
-                "event": kind.name(), "vm": "a", "time_ns": 1, "vcpu": 0, "from": 0, "to": 1, "new_vcpu": 2, "guest_node": 0,
+                "event": name, "vm": "a", "time_ns": 1, "vcpu": 0, "from": 0, "to": 1, "new_vcpu": 2, "guest_node": 0,
                 "generation": "0000000000000001", "changed_ns": 1, "published_ns": 2, "acknowledged_ns": 3,
                 "policy": "vprobe", "cause": "its memory is there",
             });
             let event: Event = serde_json::from_value(json).expect("an event");
-            assert_eq!((event.kind(), kind.name().parse()), (kind, Ok(kind)));
+            assert_eq!(name.parse(), Ok(event.kind()));
+            assert_eq!(<&str>::from(event.kind()), *name);
         }
         let error = "moved".parse::<EventKind>().expect_err("no kind").to_string();
         assert!(error.contains("\"moved\"") && error.contains("published, acknowledged"), "{error}");

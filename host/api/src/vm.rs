@@ -156,35 +156,19 @@ pub enum VcpuState {
 
 impl fmt::Display for VcpuState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::True => "true",
-            Self::Approximate => "approximate",
-            Self::Stale => "stale",
-            Self::Unknown => "unknown",
-        })
+        self.serialize(f)
     }
 }
 
 impl fmt::Display for Hypervisor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Answers => "answers",
-            Self::Stopped => "stopped",
-            Self::Debugged => "debugged",
-            Self::Silent => "silent",
-            Self::Lost => "lost",
-        })
+        self.serialize(f)
     }
 }
 
 impl fmt::Display for ChannelState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::None => "none",
-            Self::Attaching => "attaching",
-            Self::Attached => "attached",
-            Self::Lost => "lost",
-        })
+        self.serialize(f)
     }
 }
 
@@ -200,10 +184,7 @@ pub enum DriverMode {
 
 impl fmt::Display for DriverMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Fast => "fast",
-            Self::Safe => "safe",
-        })
+        self.serialize(f)
     }
 }
 

@@ -192,7 +192,7 @@ impl Client {
     ///
     /// See [`Error`].
     pub async fn watch(&self, kinds: &[EventKind]) -> Result<Lines, Error> {
-        let names: Vec<&str> = kinds.iter().map(|kind| kind.name()).collect();
+        let names: Vec<&str> = kinds.iter().map(Into::into).collect();
         let query = if names.is_empty() { String::new() } else { format!("?events={}", names.join(",")) };
         self.lines(format!("{WATCH}{query}"), lines::EVENT_LIMIT).await
     }

@@ -13,10 +13,10 @@ use perf_event::{
     Builder,
     events::{Cache, CacheId, CacheOp, CacheResult, Hardware, Raw},
 };
-use std::fmt;
 
 /// How much the counters say of memory, best first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, strum::Display, strum::IntoStaticStr)]
+#[strum(serialize_all = "kebab-case")]
 pub enum Source {
     /// Accesses by node.
     PerNode,
@@ -33,19 +33,7 @@ pub enum Source {
 impl Source {
     /// For operators.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::PerNode => "per-node",
-            Self::LocalRemote => "local-remote",
-            Self::Generic => "generic",
-            Self::PageLocation => "page-location",
-            Self::None => "none",
-        }
-    }
-}
-
-impl fmt::Display for Source {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
+        self.into()
     }
 }
 

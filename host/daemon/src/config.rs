@@ -349,7 +349,7 @@ impl MemorySection {
         let observe_ns = observe.unwrap_or(default.observe_ns.min(period_ns));
         let amount = source.number("memory.amount_permille", &self.amount_permille, 1..=1000)?;
         let mib_per_s = source.number("memory.mib_per_s", &self.mib_per_s, 1..=65_536)?;
-        let names = MemoryPolicy::ALL.map(MemoryPolicy::name);
+        let names: Vec<_> = MemoryPolicy::ALL.iter().map(|policy| policy.name()).collect();
         let cost = source.number("memory.observe_permille", &self.observe_permille, 1..=1000)?;
         Ok(MemorySettings {
             policy: named(source, "memory.policy", &self.policy, &names)?.unwrap_or(default.policy),
@@ -519,7 +519,7 @@ impl Config {
         let (connections, watchers) = (&api.connections_per_user, &api.watchers_per_user);
         let policy_memory = source.number("policy.memory_mib_per_s", &policy.memory_mib_per_s, 0..=65_536)?;
         let replug_after = source.number("replug.after_s", &file.replug.after_s, 1..=86_400)?;
-        let names = Policy::ALL.map(Policy::name);
+        let names: Vec<_> = Policy::ALL.iter().map(|policy| policy.name()).collect();
         Ok(Self {
             socket: path("api.socket", &api.socket, default.socket)?,
             group: api.group.clone(),

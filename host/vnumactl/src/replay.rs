@@ -607,7 +607,7 @@ SECOND  VM   VCPU  FROM  TO  CPUS  REMOTE  EXPECTED  WHY
             counts.accesses.pop();
         });
         let text_of = recording(&[observation(5), smaller, observation(7)]);
-        for policy in Policy::ALL {
+        for &policy in Policy::ALL {
             assert_eq!(read(text_of.as_bytes(), policy).expect("a recording").periods, 3);
         }
     }

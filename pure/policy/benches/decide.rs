@@ -132,7 +132,7 @@ impl Host {
 }
 
 fn decide(criterion: &mut Criterion) {
-    for policy in Policy::ALL.into_iter().filter(|policy| *policy != Policy::Off) {
+    for &policy in Policy::ALL.iter().filter(|policy| **policy != Policy::Off) {
         // The first one, when everything has to be placed.
         let mut host = Host::new(policy);
         host.period();

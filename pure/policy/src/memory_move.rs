@@ -1,6 +1,7 @@
 //! Memory of a VM that is moved: how much, from where to where, and why. And what a move costs.
 
-use std::{fmt, str::FromStr, sync::Arc};
+use std::{str::FromStr, sync::Arc};
+use strum::VariantNames;
 use vnuma_model::{GuestNodeId, HostNodeId};
 
 /// What moving a page of 4 KiB takes, in tenths of a local memory access: 100 accesses, or 10 us at 100 ns each. It is an
@@ -181,6 +182,8 @@ pub struct HomeWhy {
 }
 
 /// When displaced memory comes home.
+#[derive(strum::Display, strum::IntoStaticStr, strum::VariantArray, VariantNames)]
+#[strum(serialize_all = "kebab-case")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum MemoryPolicy {
     /// Never.
@@ -198,35 +201,23 @@ pub enum MemoryPolicy {
 
 impl MemoryPolicy {
     /// All of them.
-    pub const ALL: [Self; 5] = [Self::None, Self::Periodic, Self::Amount, Self::Both, Self::Adaptive];
+    pub const ALL: &[Self] = <Self as strum::VariantArray>::VARIANTS;
 
     /// Its name.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::Periodic => "periodic",
-            Self::Amount => "amount",
-            Self::Both => "both",
-            Self::Adaptive => "adaptive",
-        }
-    }
-}
-
-impl fmt::Display for MemoryPolicy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
+        self.into()
     }
 }
 
 /// A name that no policy has.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there is no memory policy `{0}`; there are {names}", names = MemoryPolicy::ALL.map(MemoryPolicy::name).join(", "))]
+#[error("there is no memory policy `{0}`; there are {names}", names = MemoryPolicy::VARIANTS.join(", "))]
 pub struct UnknownMemoryPolicy(String);
 
 impl FromStr for MemoryPolicy {
     type Err = UnknownMemoryPolicy;
     fn from_str(name: &str) -> Result<Self, UnknownMemoryPolicy> {
-        let known = Self::ALL.into_iter().find(|policy| policy.name() == name);
+        let known = Self::ALL.iter().copied().find(|policy| policy.name() == name);
         known.ok_or_else(|| UnknownMemoryPolicy(name.chars().take(40).flat_map(char::escape_debug).collect()))
     }
 }

@@ -20,7 +20,8 @@ pub const FRUITLESS: u32 = 3;
 const PAGE: u64 = 4096;
 
 /// How far it is.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "kebab-case")]
 pub enum RehomePhase {
     /// Memory is moved.
     Memory,
@@ -39,14 +40,7 @@ pub enum RehomePhase {
 impl RehomePhase {
     /// For the API.
     pub fn name(&self) -> &'static str {
-        match self {
-            Self::Memory => "memory",
-            Self::Topology => "topology",
-            Self::Vcpus => "vcpus",
-            Self::Done => "done",
-            Self::Stopped => "stopped",
-            Self::Failed => "failed",
-        }
+        self.into()
     }
 }
 

@@ -345,7 +345,7 @@ proptest! {
     fn what_is_equally_hot_is_moved_as_if_that_were_not_known(
         mib in 1_u64..900, accesses in 1_u32..=LOOKS, saving in prop::option::of(0.0..3000.0_f64),
     ) {
-        for policy in MemoryPolicy::ALL {
+        for &policy in MemoryPolicy::ALL {
             let mut with = Run::new(saving, f64::from(accesses), &[(mib, accesses)]);
             (with.policy, with.bytes) = (policy, mib * MIB);
             // One piece that is all of the guest node.

@@ -425,7 +425,7 @@ proptest! {
     /// The rate, the room, the addresses and the direction, whatever happens.
     #[test]
     fn moves_keep_within_their_limits(
-        policy in prop::sample::select(&MemoryPolicy::ALL),
+        policy in prop::sample::select(MemoryPolicy::ALL),
         page_kib in prop::sample::select(&[4_u64, 2048, 1 << 20]),
         vms in 1_usize..20,
         mib_per_s in 1_u64..500,
@@ -492,7 +492,7 @@ proptest! {
 
 #[test]
 fn names_are_read_back_and_others_refused() {
-    for policy in MemoryPolicy::ALL {
+    for &policy in MemoryPolicy::ALL {
         assert_eq!(policy.name().parse(), Ok(policy));
     }
     let error = "all\u{1b}".parse::<MemoryPolicy>().expect_err("no policy").to_string();

@@ -47,7 +47,7 @@ fn profile() -> CounterProfile {
 fn rows_with(aware: u64, remote_far: bool) -> Vec<Row> {
     let mut cells = Vec::new();
     for workload in &WORKLOADS {
-        for configuration in CONFIGURATIONS {
+        for &configuration in CONFIGURATIONS {
             for &spot in configuration.spots() {
                 let cost = if configuration == Configuration::NuioaAware { aware } else { 100_000 };
                 let far = remote_far && configuration == Configuration::Remote;

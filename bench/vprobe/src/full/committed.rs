@@ -1,6 +1,8 @@
 //! What the full run has beyond the reduced form, fixed before its first figure: setups, workloads, parts.
 
-use crate::committed::{self, AT_HOME, BY_VM, HALF, Kind, Layout, Placement, VCPUS, VMS, Workload};
+use crate::committed::{
+    self, AT_HOME, BY_VM, HALF, Kind, Layout, Placement, VCPUS, VMS, Workload, in_both, placement,
+};
 use crate::full::plan::Id;
 
 /// Times that each cell is measured; the report has the median.
@@ -39,6 +41,14 @@ pub struct Block {
     pub workloads: &'static [&'static str],
     /// The policies.
     pub policies: &'static [&'static str],
+}
+
+const fn block(
+    setup: &'static str,
+    workloads: &'static [&'static str],
+    policies: &'static [&'static str],
+) -> Block {
+    Block { setup, workloads, policies }
 }
 
 /// What the table of a part shows.
@@ -95,44 +105,18 @@ const EIGHT: Layout = Layout {
     vm_cpus: &[&[1], &[3], &[9], &[11]],
     host_cpus: &[0, 2, 4, 5, 6, 7, 8, 10, 12, 13, 14, 15],
     classes: 3,
-    start: Placement {
-        name: "start",
-        vcpus: [[1, 2, 3, 0], [1, 2, 0, 3], [0, 1, 2, 3]],
-        memory: [[0, 1, 2, 3], [0, 1, 2, 3]],
-    },
+    start: placement("start", [[1, 2, 3, 0], [1, 2, 0, 3], [0, 1, 2, 3]], [[0, 1, 2, 3], [0, 1, 2, 3]]),
     sleepers: [0, 1, 2, 3],
     oracles: Some(&[
-        Placement {
-            name: "at-home",
-            vcpus: [[0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 2, 3]],
-            memory: [[0, 1, 2, 3], [0, 1, 2, 3]],
-        },
-        Placement {
-            name: "by-vm",
-            vcpus: [[0, 0, 1, 1], [2, 2, 3, 3], [0, 1, 2, 3]],
-            memory: [[0, 0, 1, 1], [2, 2, 3, 3]],
-        },
+        placement("at-home", [[0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 2, 3]], [[0, 1, 2, 3], [0, 1, 2, 3]]),
+        placement("by-vm", [[0, 0, 1, 1], [2, 2, 3, 3], [0, 1, 2, 3]], [[0, 0, 1, 1], [2, 2, 3, 3]]),
     ]),
 };
 
 /// Workloads that the reduced form does not have.
 pub const WORKLOADS: [Workload; 22] = [
-    Workload {
-        name: "stream",
-        programs: [Kind::Stream; VCPUS],
-        vm2: None,
-        connections: 0,
-        memory_intensive: true,
-        oracles: &[AT_HOME, BY_VM],
-    },
-    Workload {
-        name: "matrix",
-        programs: [Kind::Matrix; VCPUS],
-        vm2: None,
-        connections: 0,
-        memory_intensive: true,
-        oracles: &[AT_HOME, BY_VM],
-    },
+    team("stream", Kind::Stream),
+    team("matrix", Kind::Matrix),
     team("bt-like", Kind::BtLike),
     team("cg-like", Kind::CgLike),
     team("lu-like", Kind::LuLike),
@@ -151,16 +135,9 @@ pub const WORKLOADS: [Workload; 22] = [
     served("redis-6000", Kind::Redis, 6000),
     served("redis-8000", Kind::Redis, 8000),
     served("redis-10000", Kind::Redis, 10_000),
-    Workload {
-        name: "abuse",
-        programs: [Kind::Chase; VCPUS],
-        vm2: Some([Kind::Abuse; VCPUS]),
-        connections: 0,
-        memory_intensive: true,
-        oracles: &[],
-    },
+    Workload { vm2: Some([Kind::Abuse; VCPUS]), ..in_both("abuse", [Kind::Chase; VCPUS], &[]) },
     // Of small VMs: one program each.
-    Workload { oracles: &[], ..team("small", Kind::Chase) },
+    in_both("small", [Kind::Chase; VCPUS], &[]),
 ];
 
 /// Accesses of the abusive guest in one half of its memory, before it goes to the other one: about a period.
@@ -174,8 +151,7 @@ const fn team(name: &'static str, kind: Kind) -> Workload {
 
 /// With so many connections to the servers of each VM.
 const fn served(name: &'static str, kind: Kind, connections: usize) -> Workload {
-    let oracles = &[AT_HOME, BY_VM];
-    Workload { name, programs: [kind; VCPUS], vm2: None, connections, memory_intensive: true, oracles }
+    Workload { connections, ..in_both(name, [kind; VCPUS], &[AT_HOME, BY_VM]) }
 }
 
 /// Workloads that use memory.
@@ -210,13 +186,9 @@ pub const PARTS: [Part; 9] = [
         about: "every workload under every policy",
         table: Table::Rows,
         blocks: &[
-            Block { setup: "half", workloads: &MEMORY, policies: &committed::POLICIES },
-            Block { setup: "half", workloads: &["compute"], policies: &committed::POLICIES },
-            Block {
-                setup: "half-e5620",
-                workloads: &["chase", "mix", "compute", "cg-like", "mg-like"],
-                policies: &committed::POLICIES,
-            },
+            block("half", &MEMORY, &committed::POLICIES),
+            block("half", &["compute"], &committed::POLICIES),
+            block("half-e5620", &["chase", "mix", "compute", "cg-like", "mg-like"], &committed::POLICIES),
         ],
     },
     Part {
@@ -224,33 +196,29 @@ pub const PARTS: [Part; 9] = [
         about: "servers with eight nodes and several distances",
         table: Table::Rows,
         blocks: &[
-            Block { setup: "eight-epyc", workloads: &EIGHT_WORKLOADS, policies: &committed::POLICIES },
-            Block { setup: "eight-opteron", workloads: &EIGHT_WORKLOADS, policies: &committed::POLICIES },
+            block("eight-epyc", &EIGHT_WORKLOADS, &committed::POLICIES),
+            block("eight-opteron", &EIGHT_WORKLOADS, &committed::POLICIES),
         ],
     },
     Part {
         name: "told",
         about: "vm1 has two guest nodes and is told where its vCPUs are, as far as a vnumad runs",
         table: Table::Rows,
-        blocks: &[Block { setup: "told", workloads: &["chase", "mix"], policies: &TOLD }],
+        blocks: &[block("told", &["chase", "mix"], &TOLD)],
     },
     Part {
         name: "figure-1",
         about: "figure 1 of vProbe: the share of remote accesses under what hosts have by default",
         table: Table::RemoteShares,
-        blocks: &[Block {
-            setup: "half",
-            workloads: &MEMORY,
-            policies: &["linux", "linux-nobalance", "credit"],
-        }],
+        blocks: &[block("half", &MEMORY, &["linux", "linux-nobalance", "credit"])],
     },
     Part {
         name: "figure-6",
         about: "figure 6 of vProbe: memcached with 16 to 112 concurrent calls",
         table: Table::Costs,
-        blocks: &[Block {
-            setup: "half",
-            workloads: &[
+        blocks: &[block(
+            "half",
+            &[
                 "memcached-16",
                 "memcached-32",
                 "memcached-48",
@@ -259,49 +227,45 @@ pub const PARTS: [Part; 9] = [
                 "memcached-96",
                 "memcached-112",
             ],
-            policies: &FIGURES_6_7,
-        }],
+            &FIGURES_6_7,
+        )],
     },
     Part {
         name: "figure-7",
         about: "figure 7 of vProbe: Redis with 2000 to 10000 connections",
         table: Table::Costs,
-        blocks: &[Block {
-            setup: "half",
-            workloads: &["redis-2000", "redis-4000", "redis-6000", "redis-8000", "redis-10000"],
-            policies: &FIGURES_6_7,
-        }],
+        blocks: &[block(
+            "half",
+            &["redis-2000", "redis-4000", "redis-6000", "redis-8000", "redis-10000"],
+            &FIGURES_6_7,
+        )],
     },
     Part {
         name: "figure-8",
         about: "figure 8 of vProbe: the period of the policy",
         table: Table::Periods,
-        blocks: &[Block {
-            setup: "half",
-            workloads: &["mix", "chase"],
-            policies: &["linux", "vprobe@periods"],
-        }],
+        blocks: &[block("half", &["mix", "chase"], &["linux", "vprobe@periods"])],
     },
     Part {
         name: "table-3",
         about: "table III of vProbe: what the policy costs with one to four VMs",
         table: Table::Overhead,
         blocks: &[
-            Block { setup: "small-1", workloads: &["small"], policies: &["linux", "vprobe"] },
-            Block { setup: "small-2", workloads: &["small"], policies: &["linux", "vprobe"] },
-            Block { setup: "small-3", workloads: &["small"], policies: &["linux", "vprobe"] },
-            Block { setup: "small-4", workloads: &["small"], policies: &["linux", "vprobe"] },
+            block("small-1", &["small"], &["linux", "vprobe"]),
+            block("small-2", &["small"], &["linux", "vprobe"]),
+            block("small-3", &["small"], &["linux", "vprobe"]),
+            block("small-4", &["small"], &["linux", "vprobe"]),
         ],
     },
     Part {
         name: "abuse",
         about: "the abusive guest of XPV, section 5.5: vm2 wants its vCPUs moved again and again",
         table: Table::Abuse,
-        blocks: &[Block {
-            setup: "half",
-            workloads: &["chase", "abuse"],
-            policies: &["linux", "linux-nobalance", "credit", "vprobe-paper", "vprobe"],
-        }],
+        blocks: &[block(
+            "half",
+            &["chase", "abuse"],
+            &["linux", "linux-nobalance", "credit", "vprobe-paper", "vprobe"],
+        )],
     },
 ];
 

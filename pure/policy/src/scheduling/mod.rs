@@ -35,10 +35,13 @@ use crate::world::VmId;
 use analyzer::{Adaptive, Bounds, VcpuType};
 use balance::{RunQueue, RunQueues, Waiting};
 use sample::{Sums, remote_share};
-use std::{fmt, str::FromStr};
+use std::str::FromStr;
+use strum::VariantNames;
 use vnuma_model::{HostNodeId, Steal};
 
 /// How vCPUs are scheduled.
+#[derive(strum::Display, strum::IntoStaticStr, strum::VariantArray, VariantNames)]
+#[strum(serialize_all = "kebab-case")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Policy {
     /// Nothing is counted, nothing is done.
@@ -62,29 +65,11 @@ pub enum Policy {
 
 impl Policy {
     /// All of them.
-    pub const ALL: [Self; 8] = [
-        Self::Off,
-        Self::Observe,
-        Self::Credit,
-        Self::VcpuP,
-        Self::Lb,
-        Self::Brm,
-        Self::VprobePaper,
-        Self::Vprobe,
-    ];
+    pub const ALL: &[Self] = <Self as strum::VariantArray>::VARIANTS;
 
     /// Its name.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Off => "off",
-            Self::Observe => "observe",
-            Self::Credit => "credit",
-            Self::VcpuP => "vcpu-p",
-            Self::Lb => "lb",
-            Self::Brm => "brm",
-            Self::VprobePaper => "vprobe-paper",
-            Self::Vprobe => "vprobe",
-        }
+        self.into()
     }
 
     /// Does it move vCPUs?
@@ -110,21 +95,15 @@ impl Policy {
     }
 }
 
-impl fmt::Display for Policy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
 /// A name that no policy has.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there is no policy `{0}`; there are {names}", names = Policy::ALL.map(Policy::name).join(", "))]
+#[error("there is no policy `{0}`; there are {names}", names = Policy::VARIANTS.join(", "))]
 pub struct UnknownPolicy(String);
 
 impl FromStr for Policy {
     type Err = UnknownPolicy;
     fn from_str(name: &str) -> Result<Self, UnknownPolicy> {
-        let known = Self::ALL.into_iter().find(|policy| policy.name() == name);
+        let known = Self::ALL.iter().copied().find(|policy| policy.name() == name);
         known.ok_or_else(|| UnknownPolicy(name.chars().take(40).flat_map(char::escape_debug).collect()))
     }
 }

@@ -467,7 +467,7 @@ fn brm_finds_the_node_with_the_lower_penalty_more_often() {
 
 #[test]
 fn names_are_read_back() {
-    for policy in Policy::ALL {
+    for &policy in Policy::ALL {
         assert_eq!(policy.name().parse(), Ok(policy));
     }
     let error = "fast\u{1b}".parse::<Policy>().expect_err("no policy");
