@@ -104,7 +104,7 @@ impl Machine {
         let daemon = aware.then(|| vnumad(&[])).transpose()?;
         let text = if aware { placed(devices)? } else { placement(configuration, devices) };
         fs::write(FILE, text).context(FILE)?;
-        let vm = boot()?;
+        let vm = Vm::start(NAME, &["--placement", FILE].map(str::to_owned))?;
         vm.put(&std::env::current_exe()?.to_string_lossy(), PROGRAM)?;
         if aware {
             vm.put(DRIVER, DRIVER)?;
@@ -123,21 +123,6 @@ impl Machine {
         ensure!(ended.is_none(), "vnuma-guest has ended: {ended:?}");
         Ok(())
     }
-}
-
-/// Once more if it does not come up: a guest hangs now and then under emulation. What its kernel said last is shown.
-fn boot() -> Result<Vm> {
-    let arguments = ["--placement", FILE].map(str::to_owned);
-    let error = match Vm::start(NAME, &arguments) {
-        Ok(vm) => return Ok(vm),
-        Err(error) => error,
-    };
-    let console = output("lab-vm", &["log", NAME]).unwrap_or_default();
-    let end: Vec<&str> = console.lines().rev().take(20).collect();
-    eprintln!("guest boot retried: {error:#}\n{}", end.into_iter().rev().collect::<Vec<_>>().join("\n"));
-    // It may be gone already.
-    let _ = output("lab-vm", &["stop", NAME]);
-    Vm::start(NAME, &arguments)
 }
 
 /// Where vnumactl places it.
