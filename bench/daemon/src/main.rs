@@ -40,6 +40,7 @@ use std::{path::PathBuf, process::ExitCode, time::Duration};
 use vnuma_bench_figures::{
     ending,
     goals::{Limit, check_limits},
+    stats::load_average,
 };
 
 #[derive(Parser)]
@@ -88,8 +89,8 @@ enum Command {
 struct Report {
     source: &'static str,
     configuration: Configuration,
-    /// What the system calls of a move cost by themselves, before the rows and after them.
-    yardstick_us: [f64; 2],
+    /// What the system calls of a move cost by themselves, before each row and after the last one.
+    yardstick_us: Vec<f64>,
     rows: Vec<Row>,
     /// `None`: not asked for.
     growth: Option<Growth>,
@@ -169,8 +170,7 @@ fn run(command: Command) -> anyhow::Result<()> {
             };
             let window = Duration::from_secs(seconds);
             let load_average_before = load_average();
-            let before_us = yardstick::measure()?;
-            let mut measured = Vec::new();
+            let (mut measured, mut yardstick_us) = (Vec::new(), vec![yardstick::measure()?]);
             for (number, &(backend, locations, vms, moves_per_s, clients)) in rows.iter().enumerate() {
                 eprintln!(
                     "row {} of {}: {backend}, {locations}, {vms} VMs, {moves_per_s} moves a second, {clients:?}",
@@ -190,13 +190,12 @@ fn run(command: Command) -> anyhow::Result<()> {
                 let row = row::measure(&plan)?;
                 eprintln!("{}\n{}", figures::HEADING, row.line());
                 measured.push(row);
+                yardstick_us.push(yardstick::measure()?);
             }
             let growth = growth.then(|| growth::measure(&vnumad, log.as_deref())).transpose()?;
-            let yardstick_us = [before_us, yardstick::measure()?];
             eprintln!("yardstick: {yardstick_us:.2?} us of CPU time for the system calls of a move");
             let report = Report {
                 source: "measured",
-                yardstick_us,
                 configuration: Configuration {
                     full,
                     kernel: nix::sys::utsname::uname()?.release().to_string_lossy().into_owned(),
@@ -208,7 +207,8 @@ fn run(command: Command) -> anyhow::Result<()> {
                     load_average_before,
                     load_average_after: load_average(),
                 },
-                goals: if smoke { Vec::new() } else { goals(&measured, growth.as_ref(), yardstick_us) },
+                goals: if smoke { Vec::new() } else { goals(&measured, growth.as_ref(), &yardstick_us) },
+                yardstick_us,
                 rows: measured,
                 growth,
             };
@@ -233,12 +233,6 @@ fn parse_row(text: &str) -> anyhow::Result<Wanted> {
     };
     let (backend, locations) = (one_of(backend, ["qmp", "libvirt"])?, one_of(locations, ["bpf", "poll"])?);
     Ok((backend, locations, vms.parse().context("VMS")?, rate.parse().context("MOVES_PER_S")?, clients))
-}
-
-/// Of the last minute, of the whole machine.
-fn load_average() -> f64 {
-    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    text.split(' ').next().and_then(|first| first.parse().ok()).unwrap_or_default()
 }
 
 #[cfg(test)]

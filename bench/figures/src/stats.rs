@@ -40,6 +40,12 @@ fn rank(count: usize, percent: usize) -> usize {
     (count * percent).div_ceil(100).saturating_sub(1)
 }
 
+/// The load average of the last minute, of the whole machine.
+pub fn load_average() -> f64 {
+    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    text.split(' ').next().and_then(|first| first.parse().ok()).unwrap_or_default()
+}
+
 /// The median of figures.
 pub fn median(figures: impl IntoIterator<Item = f64>) -> Option<f64> {
     figures.into_iter().collect::<Samples>().median()
