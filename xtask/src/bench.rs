@@ -25,6 +25,7 @@ use vnuma_bench_figures::{
     goals::{Limit, check_limits},
 };
 use vnuma_lab_runner::{build_binaries, build_release_binaries};
+use vnuma_scenario::waiting;
 
 use crate::steps::workspace;
 
@@ -158,6 +159,7 @@ fn commit() -> String {
 
 /// Builds programs, of packages: as users have them, or for a short form as tests do.
 fn build(smoke: bool, programs: &[(&str, &str)]) -> Result<Vec<PathBuf>> {
+    let _waiting = waiting("cargo to build the programs");
     Ok(if smoke { build_binaries(programs) } else { build_release_binaries(programs) }?)
 }
 

@@ -3,6 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 use std::{io::Write, time::Instant};
+use vnuma_scenario::waiting;
 
 /// A line about a cell that did not come about at first.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -32,7 +33,7 @@ impl Cells {
         mut once: impl FnMut() -> Result<(L, String)>,
     ) -> Result<()> {
         for is_last in [false, true] {
-            let began = Instant::now();
+            let (began, _waiting) = (Instant::now(), waiting(name));
             match once().with_context(|| name.to_owned()) {
                 Ok((line, shown)) => {
                     eprintln!("{name}: {} s, {shown}", began.elapsed().as_secs());

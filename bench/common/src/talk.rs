@@ -10,7 +10,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-use vnuma_scenario::{Process, wait_for};
+use vnuma_scenario::{Process, wait_for, waiting};
 
 /// Until an answer. Only ends a hang.
 const ANSWER: Duration = Duration::from_secs(600);
@@ -36,6 +36,7 @@ impl<R: Read + AsFd> Lines<R> {
     /// Waits for the next one; `what` is waited for.
     pub fn next(&mut self, what: &str) -> Result<String> {
         let end = Instant::now() + self.limit;
+        let _waiting = waiting(&format!("{} to answer {what:?}", self.who));
         loop {
             if let Some(at) = self.rest.iter().position(|byte| *byte == b'\n') {
                 let line: Vec<u8> = self.rest.drain(..=at).collect();

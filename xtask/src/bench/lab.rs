@@ -2,21 +2,22 @@
 //! hits both; the figure of each side is its best run, which that disturbs least.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 use vnuma_bench_figures::goals::{Limit, check_limits};
 
-use super::Form;
-use vnuma_lab_runner::{Counters, Exec, Input, Lab, build_binaries, end_on_signals};
+use super::{
+    Form, build,
+    peer::{boot, sh},
+};
+use vnuma_lab_runner::{Counters, Lab, end_on_signals};
 
 /// Servers of each kind.
 const ROUNDS: usize = 2;
 /// Runs of each loop on each server.
 const RUNS: usize = 3;
-/// Only ends a hang.
-const HANG: Duration = Duration::from_secs(600);
 const COUNTERS: &str = "broadwell-2s";
 const MACHINE: &str = "2n4c";
 /// At most so much slower.
@@ -64,14 +65,14 @@ pub fn run(Arguments { form }: &Arguments) -> Result<()> {
     let (rounds, runs) = if form.smoke { (1, 1) } else { (ROUNDS, RUNS) };
     end_on_signals().context("signal handlers")?;
     let counters: Counters = COUNTERS.parse()?;
-    let load = build_binaries(&[("lab-count", "lab-load")])?.pop().context("lab-load")?;
+    let load = build(true, &[("lab-count", "lab-load")])?.pop().context("lab-load")?;
+    let load = [(load, "/run/lab/bin/lab-load".to_owned())];
     let mut costs: BTreeMap<&'static str, Cost> = BTreeMap::new();
     let mut dilation = Vec::new();
     for round in 1..=rounds {
         for with in [false, true] {
             println!("round {round} of {rounds}, {} counters", if with { "with" } else { "without" });
-            let lab = Lab::boot_with(MACHINE, with.then_some(&counters))?;
-            lab.put(&load, "/run/lab/bin/lab-load", HANG)?;
+            let lab = boot(MACHINE, with.then_some(&counters), &load)?;
             let mut note = |name, seconds| {
                 let cost = costs.entry(name).or_default();
                 if with { &mut cost.with_s } else { &mut cost.without_s }.push(seconds);
@@ -99,14 +100,6 @@ fn timed(lab: &Lab, command: &str) -> Result<f64> {
     let output: Option<serde_json::Value> = serde_json::from_str(&text).ok();
     let own = output.and_then(|output| output["elapsed_ns"].as_f64());
     Ok(own.map_or(elapsed, |ns| ns / 1e9))
-}
-
-fn sh(lab: &Lab, script: &str) -> Result<String> {
-    let exec = Exec { argv: ["sh", "-c", script].map(str::to_owned).into(), ..Exec::default() };
-    let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
-    let status = lab.exec(&exec, Input::Null, &mut stdout, &mut stderr, HANG)?;
-    ensure!(status == 0, "{script}: {status}: {}", String::from_utf8_lossy(&stderr));
-    Ok(String::from_utf8_lossy(&stdout).into_owned())
 }
 
 fn finish(

@@ -1,15 +1,19 @@
 //! How long it takes from the arrival of a VM that migrates until its guest is told where its vCPUs are: on a lab server that stands
 //! for two hosts.
 
-use super::{Form, build, check_goals, commit, peer::run_on, write_report};
+use super::{
+    Form, build, check_goals, commit,
+    peer::{boot, run_on},
+    write_report,
+};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 use vnuma_bench_figures::{
     goals::Limit,
-    stats::{Samples, median},
+    stats::{Samples, load_average, median},
 };
-use vnuma_lab_runner::{Input, Lab, driver, end_on_signals};
+use vnuma_lab_runner::{Input, driver, end_on_signals};
 
 const SERVER: &str = "2n4c";
 const KERNEL: &str = "6.12";
@@ -80,10 +84,7 @@ fn files(smoke: bool) -> Result<Vec<(PathBuf, String)>> {
 
 /// The migrations of a backend, and what ended them too early.
 fn measure(backend: &str, rounds: usize, files: &[(PathBuf, String)]) -> Result<(Vec<Value>, Result<()>)> {
-    let lab = Lab::boot(SERVER)?;
-    for (here, there) in files {
-        lab.put(here, there, HANG)?;
-    }
+    let lab = boot(SERVER, None, files)?;
     let mut argv = vec!["lab-scenario".to_owned(), "migrate-times".to_owned()];
     argv.extend(["--rounds".to_owned(), rounds.to_string()]);
     argv.extend((backend == "libvirt").then(|| "--libvirt".to_owned()));
@@ -130,12 +131,6 @@ fn rows_of(backend: &str, lines: &[Value], load: [f64; 2]) -> Vec<Value> {
 fn goal(row: &Value) -> Limit {
     let name = format!("{}, {}: told_s_max by attach_s", row["backend"], row["mode"]).replace('"', "");
     Limit::at_most(name, row["told_by_attach"].as_f64(), GOAL)
-}
-
-/// Of the last minute, of this machine.
-fn load_average() -> f64 {
-    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    text.split(' ').next().and_then(|first| first.parse().ok()).unwrap_or_default()
 }
 
 fn table(report: &Value) -> String {

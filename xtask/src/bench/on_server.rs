@@ -13,6 +13,7 @@ use std::{
     time::Duration,
 };
 use vnuma_lab_runner::{Counters, Input, Lab, end_on_signals};
+use vnuma_scenario::waiting;
 
 /// Where the server finds what was measured before.
 const DONE: &str = "/root/done.jsonl";
@@ -64,6 +65,7 @@ impl OnServer {
         let mut file = if self.goes_on { append(raw) } else { File::create(raw).map_err(Into::into) }
             .with_context(|| raw.display().to_string())?;
         let counters: Counters = self.counters.parse()?;
+        let preparing = waiting("the lab server to boot and get its programs");
         let labs = match self.peer {
             Some(peer) => Lab::boot_cluster_with(&[self.server, peer], Some(&counters))?,
             None => vec![Lab::boot_with(self.server, Some(&counters))?],
@@ -82,11 +84,13 @@ impl OnServer {
             lab.put(raw, DONE, self.hang)?;
             argv.extend(["--done".to_owned(), DONE.to_owned()]);
         }
+        if let (Some(other), Some(here)) = (others.first(), programs.last()) {
+            other.put(here, &format!("/usr/local/bin/{bench}"), self.hang)?;
+        }
+        drop(preparing);
         let Some(other) = others.first() else {
             return run_on(lab, argv, Input::Null, &mut file, self.hang);
         };
-        let here = programs.last().context("the benchmark's program")?;
-        other.put(here, &format!("/usr/local/bin/{bench}"), self.hang)?;
         peer::run([lab, other], [argv, vec![(*bench).to_owned(), "peer".to_owned()]], file, self.hang)
     }
 }

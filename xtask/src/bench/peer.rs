@@ -6,13 +6,34 @@ use std::{
     fs::File,
     io::{self, Write},
     os::fd::AsFd,
+    path::PathBuf,
     thread,
     time::Duration,
 };
-use vnuma_lab_runner::{Exec, Input, Lab};
+use vnuma_lab_runner::{Counters, Exec, Input, Lab};
+use vnuma_scenario::waiting;
 
 /// A line of the first server that is for the second one.
 const REQUEST: &str = "{\"peer\":";
+
+/// Only ends a hang.
+const HANG: Duration = Duration::from_secs(1800);
+
+/// Boots a server, with hardware counters if they are given, and puts these files there: here, there.
+pub fn boot(server: &str, counters: Option<&Counters>, files: &[(PathBuf, String)]) -> Result<Lab> {
+    let _waiting = waiting(&format!("a lab server {server} to boot and get its programs"));
+    let lab = Lab::boot_with(server, counters)?;
+    files.iter().try_for_each(|(here, there)| lab.put(here, there, HANG))?;
+    Ok(lab)
+}
+
+/// Runs a script on a server; its messages are shown. What it prints.
+pub fn sh(lab: &Lab, script: &str) -> Result<String> {
+    let (_waiting, mut output) = (waiting(script), Vec::new());
+    let argv = ["env", "RUST_LOG=error", "sh", "-c", script].map(str::to_owned).into();
+    run_on(lab, argv, Input::Null, &mut output, HANG)?;
+    Ok(String::from_utf8_lossy(&output).into_owned())
+}
 
 /// Runs a program on a server to its end.
 pub fn run_on(

@@ -1,23 +1,24 @@
 //! How fast guests follow their topology, and what that costs: one run for each guest kernel, with its peer (hot-unplug and
 //! re-plug of a vCPU, which needs no driver) in the same run.
 
-use super::{Form, build, commit, write_report};
+use super::{
+    Form, build, commit,
+    peer::{boot, sh},
+    write_report,
+};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Map, Value, json};
 use std::{
     path::PathBuf,
     sync::atomic::{AtomicUsize, Ordering},
-    time::Duration,
 };
 use vnuma_bench_figures::goals::{Limit, check_limits};
-use vnuma_lab_runner::{Counters, Exec, Input, Lab, build_binaries, driver, end_on_signals};
+use vnuma_lab_runner::{Counters, Lab, build_binaries, driver, end_on_signals};
 
 const KERNELS: [&str; 3] = ["6.1", "6.12", "7.3"];
 const SERVER: &str = "4n8c";
 const COUNTERS: &str = "broadwell-2s";
 const COUNTERS_SERVER: &str = "2n4c";
-/// Only ends a hang.
-const HANG: Duration = Duration::from_secs(1800);
 /// Publications a second to a VM, at most (docs/vnumad.md).
 const CAP: f64 = 10.0;
 const DEMO_REPORT: &str = "/root/demo.json";
@@ -60,7 +61,7 @@ impl Parts {
     /// All figures of one guest kernel, on one server.
     fn kernel(&mut self, programs: &Programs, kernel: &str, size: &Size) {
         println!("guest kernel {kernel}");
-        let figures = match programs.boot(SERVER, None) {
+        let figures = match boot(SERVER, None, &programs.0) {
             Ok(lab) => self.of_kernel(&lab, kernel, size),
             Err(error) => self.part(kernel, Err(error)),
         };
@@ -115,7 +116,7 @@ impl Parts {
             self.insert(name, cost);
         }
         println!("vnumad at rest");
-        let daemon = programs.boot(SERVER, None).and_then(|lab| json_of(&lab, "bench-topology daemon"));
+        let daemon = boot(SERVER, None, &programs.0).and_then(|lab| json_of(&lab, "bench-topology daemon"));
         let daemon = self.part("vnumad at rest", daemon);
         self.insert("daemon_wakeups_per_s", daemon["daemon_wakeups_per_s"].clone());
         self.insert("daemon", daemon);
@@ -172,13 +173,13 @@ pub fn run(Arguments { form, kernel }: &Arguments) -> Result<()> {
 }
 
 fn of_abuse(programs: &Programs, size: &Size) -> Result<Value> {
-    let lab = programs.boot(SERVER, None)?;
+    let lab = boot(SERVER, None, &programs.0)?;
     json_of(&lab, &format!("bench-topology abuse --driver /root/vnuma-6.12.ko --moves {}", size.abuse))
 }
 
 fn of_overhead(programs: &Programs, size: &Size) -> Result<Value> {
     let counters: Counters = COUNTERS.parse()?;
-    let lab = programs.boot(COUNTERS_SERVER, Some(&counters))?;
+    let lab = boot(COUNTERS_SERVER, Some(&counters), &programs.0)?;
     json_of(&lab, &format!("bench-topology overhead --driver /root/vnuma-6.12.ko --rounds {}", size.overhead))
 }
 
@@ -228,14 +229,6 @@ impl Programs {
         files.push((load, "/run/lab/bin/lab-load".to_owned()));
         Ok(Self(files))
     }
-
-    fn boot(&self, profile: &str, counters: Option<&Counters>) -> Result<Lab> {
-        let lab = Lab::boot_with(profile, counters)?;
-        for (here, there) in &self.0 {
-            lab.put(here, there, HANG)?;
-        }
-        Ok(lab)
-    }
 }
 
 /// Commands that were run again.
@@ -256,19 +249,6 @@ fn json_of(lab: &Lab, command: &str) -> Result<Value> {
     let text = retried(command, || sh(lab, command))?;
     let line = text.trim_end().lines().last().with_context(|| format!("{command}: no output"))?;
     serde_json::from_str(line).with_context(|| format!("{command}: {line}"))
-}
-
-fn sh(lab: &Lab, script: &str) -> Result<String> {
-    let exec = Exec {
-        argv: ["sh", "-c", script].map(str::to_owned).into(),
-        env: vec![("RUST_LOG".to_owned(), "error".to_owned())],
-        ..Exec::default()
-    };
-    let mut stdout = Vec::new();
-    let status = lab.exec(&exec, Input::Null, &mut stdout, &mut std::io::stderr(), HANG)?;
-    let text = String::from_utf8_lossy(&stdout).into_owned();
-    ensure!(status == 0, "{script}: status {status}: {text}");
-    Ok(text)
 }
 
 /// How often vCPUs came to another node in a demonstration, how many updates that led to, and its length.
