@@ -119,10 +119,12 @@ pub struct Observing {
 impl fmt::Display for Observing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { workload, against, .. } = self;
-        let [vnumad, kernels, programs] =
-            [self.vnumad, self.kernels, self.programs].map(|share| share * 100.0);
-        write!(f, "{workload}: observe beside {against}: vnumad {vnumad:.4} %, kernels {kernels:+.3} %, ")?;
-        write!(f, "programs {programs:+.2} %")
+        let [vnumad, kernels, programs] = [(self.vnumad, 4), (self.kernels, 3), (self.programs, 2)]
+            .map(|(share, digits)| percent(share, digits));
+        write!(
+            f,
+            "{workload}: observe beside {against}: vnumad {vnumad}, kernels {kernels} more, programs {programs} more"
+        )
     }
 }
 
@@ -210,6 +212,16 @@ fn add(to: &mut Counts, from: &Counts) {
     to.llc_misses_streamed += from.llc_misses_streamed;
     sum(&mut to.dram_by_class, &from.dram_by_class);
     sum(&mut to.streamed_by_class, &from.streamed_by_class);
+}
+
+/// A figure as people read it.
+fn shown(figure: f64, digits: usize) -> String {
+    if figure.is_finite() { format!("{figure:.digits$}") } else { "none".to_owned() }
+}
+
+/// A share likewise.
+fn percent(share: f64, digits: usize) -> String {
+    if share.is_finite() { format!("{:.digits$} %", share * 100.0) } else { "none".to_owned() }
 }
 
 fn ratio(a: f64, b: f64) -> f64 {
@@ -431,13 +443,10 @@ fn why_not(row: &Row, by_linux: ByLinux<'_>) -> Option<String> {
     }
     let under_linux = by_linux.running_share(vms);
     for (vm, found) in [row.cpu_share, row.vm2_cpu_share].into_iter().enumerate().take(vms) {
-        let share = ratio(found, under_linux);
+        let (share, vm) = (ratio(found, under_linux), vm + 1);
         if share.is_nan() || share < goals::CPU_SHARE {
-            return Some(format!(
-                "vm{} had {:.1} % of the CPU time that vm1 and vm2 have under linux",
-                vm + 1,
-                share * 100.0
-            ));
+            let share = percent(share, 1);
+            return Some(format!("vm{vm} had {share} of the CPU time that vm1 and vm2 have under linux"));
         }
     }
     let idle = row.idle_share > goals::IDLE && row.wait_share > goals::IDLE;
@@ -628,15 +637,14 @@ pub fn judge(rows: &[Row]) -> Vec<Goal> {
     if !rows.iter().any(|row| row.memory_intensive) {
         return all;
     }
-    let (best, where_) = ahead.unwrap_or((f64::NAN, "no row of credit counts".to_owned()));
+    let found = |(best, where_): &(f64, String)| {
+        let (more, less) = (percent(*best, 1), percent(best / (1.0 + best), 1));
+        format!("{more} more cycles under credit, or {less} less under vprobe, {where_}")
+    };
     all.push(Goal {
         goal: format!("at best at least {:.1} % ahead of credit", goals::AHEAD_OF_CREDIT * 100.0),
-        found: format!(
-            "{:.1} % more cycles under credit, or {:.1} % less under vprobe, {where_}",
-            best * 100.0,
-            best / (1.0 + best) * 100.0
-        ),
-        met: best >= goals::AHEAD_OF_CREDIT,
+        found: ahead.as_ref().map_or_else(|| "no row of credit counts".to_owned(), found),
+        met: ahead.is_some_and(|(best, _)| best >= goals::AHEAD_OF_CREDIT),
     });
     all
 }
@@ -659,15 +667,13 @@ pub fn table(rows: &[Row]) -> String {
         "wake p99",
         "overhead"
     );
-    let percent = |value: Option<f64>, digits: usize| {
-        value.map_or_else(|| "-".to_owned(), |value| format!("{:.digits$} %", value * 100.0))
-    };
+    let known = |value: Option<f64>| value.unwrap_or(f64::NAN);
     for row in rows {
         let placement = row.placement.as_ref().map_or_else(String::new, |name| format!(" {name}"));
         let why =
             row.does_not_count.as_ref().map_or_else(String::new, |why| format!("  does not count: {why}"));
         text += &format!(
-            "{:<18}{:<9}{:<16}{:>10.3}{:>10.3}{:>8}{:>13.1}{:>7}{:>7}{:>7}{:>10}{:>9}{:>10}{placement}{why}\n",
+            "{:<18}{:<9}{:<16}{:>10}{:>10}{:>8}{:>13}{:>7}{:>7}{:>7}{:>10}{:>9}{:>10}{placement}{why}\n",
             row.profile,
             row.workload,
             if row.means.as_deref() == Some("sched_ext") {
@@ -675,16 +681,16 @@ pub fn table(rows: &[Row]) -> String {
             } else {
                 row.policy.clone()
             },
-            row.cycles_per_op,
-            row.vm2_cycles_per_op,
-            percent(row.remote_share, 1),
-            row.llc_misses,
+            shown(row.cycles_per_op, 3),
+            shown(row.vm2_cycles_per_op, 3),
+            percent(known(row.remote_share), 1),
+            shown(row.llc_misses, 1),
             row.migrations,
-            percent(Some(row.cpu_share), 0),
-            percent(Some(row.wait_share), 0),
+            percent(row.cpu_share, 0),
+            percent(row.wait_share, 0),
             row.converge_periods,
-            row.wake_p99_by_linux.map_or_else(|| "-".to_owned(), |by| format!("{by:.2}")),
-            percent(row.overhead_share, 4),
+            shown(known(row.wake_p99_by_linux), 2),
+            percent(known(row.overhead_share), 4),
         );
     }
     text

@@ -2,7 +2,7 @@
 
 use crate::{
     committed::{
-        self, AT_HOME, DEFAULT_PERIOD_S, HALF, Layout, MEASURED, MEASURED_STATIC, PERIOD_S, POLICIES,
+        self, AT_HOME, DEFAULT_PERIOD_S, HALF, LOADED, Layout, MEASURED, MEASURED_STATIC, PERIOD_S, POLICIES,
         Placement, SLEEP_S, VMS, WARM_UP, WORKLOADS, Workload, goals, overhead,
     },
     full,
@@ -112,7 +112,8 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     }))?;
     let (mut cells, mut timers) = (Cells::default(), None);
     for workload in workloads {
-        let fresh = Fresh::start(&HALF, counted, false, &mut timers)?;
+        let vms = if arguments.options.smoke { LOADED } else { VMS.len() };
+        let fresh = Fresh::start((&HALF, vms), counted, false, &mut timers)?;
         let (bench, line) = fresh.load(workload, &profile, arguments.options)?;
         print(&Line::Workload(line))?;
         for policy in arguments.policies(workload) {
@@ -176,7 +177,7 @@ pub struct Fresh<'t> {
 impl<'t> Fresh<'t> {
     /// Boots them. `timers` are those of the kernel as they were before the first time.
     pub fn start(
-        layout: &'static Layout,
+        (layout, vms): (&'static Layout, usize),
         counted: Counted,
         told: bool,
         timers: &'t mut Option<Timers>,
@@ -184,8 +185,8 @@ impl<'t> Fresh<'t> {
         if let Some(timers) = timers {
             timers.stretch(1.0, 1.0)?;
         }
-        eprintln!("starting {} VMs", VMS.len());
-        let vms = Vms::start(layout, counted, told)?;
+        eprintln!("starting {vms} VMs");
+        let vms = Vms::start(layout, counted, told, vms)?;
         let wakes = Wakes::watch(vms.tids())?;
         host::divide(layout)?;
         let timers = match timers {
@@ -402,7 +403,7 @@ impl<'a> Bench<'a> {
         // Dropped after vnumad, which gives the vCPUs back.
         let scheduler = sched_ext.then(|| host::start_scheduler(lengths.dilation)).transpose()?;
         let told = self.vms.told().is_some();
-        let start = || host::start_vnumad(&VMS.map(|(name, _)| name), lengths.policy_s, lengths.dilation);
+        let start = || host::start_vnumad(&self.vms.names(), lengths.policy_s, lengths.dilation);
         let daemon = (by_vnumad || told).then(start).transpose()?;
         if told {
             self.vms.tell(&self.programs, placement)?;
@@ -415,7 +416,7 @@ impl<'a> Bench<'a> {
         match policy {
             "linux" => host::balance(true)?,
             "numad" => numad = Some(Numad::start(self.factor)?),
-            _ if by_vnumad => set_policy(policy)?,
+            _ if by_vnumad => self.set_policy(policy)?,
             _ => {}
         }
         let timed = name == overhead::CELL;
@@ -431,14 +432,14 @@ impl<'a> Bench<'a> {
             );
         }
         let (vm_steps, because_of) =
-            if by_vnumad { (steps()?, host::because_of()?) } else { Default::default() };
+            if by_vnumad { (self.steps()?, host::because_of()?) } else { Default::default() };
         let means = by_vnumad.then(means).transpose()?;
         let expected = if sched_ext { "sched_ext" } else { "affinity" };
         ensure!(means.as_ref().is_none_or(|means| means == expected), "places were set by {means:?}");
         host::balance(false)?;
         drop(numad);
         if by_vnumad {
-            set_policy("off")?;
+            self.set_policy("off")?;
         }
         drop(daemon);
         drop(scheduler);
@@ -456,6 +457,23 @@ impl<'a> Bench<'a> {
             means,
             repeated: 0,
         })
+    }
+
+    fn set_policy(&self, policy: &str) -> Result<()> {
+        self.vms
+            .names()
+            .into_iter()
+            .try_for_each(|name| vnumactl(&["policy", name, "--set", policy]).map(drop))
+    }
+
+    /// Steps that policies have made in each VM.
+    fn steps(&self) -> Result<Vec<u64>> {
+        let of = |name| {
+            let shown = vnumactl(&["policy", name])?;
+            let vcpus = shown["vcpus"].as_array().context("vnumactl policy: no vcpus")?;
+            Ok(vcpus.iter().filter_map(|vcpu| vcpu["moves"].as_u64()).sum())
+        };
+        self.vms.names().into_iter().map(of).collect()
     }
 
     /// All periods of a cell, and how many were left out: those that are torn, and the one after each, as vCPUs may have been read
@@ -508,20 +526,6 @@ impl Torn {
         self.left_out += usize::from(leaves_out);
         !leaves_out
     }
-}
-
-fn set_policy(policy: &str) -> Result<()> {
-    VMS.iter().try_for_each(|(name, _)| vnumactl(&["policy", name, "--set", policy]).map(drop))
-}
-
-/// Steps that policies have made in each VM.
-fn steps() -> Result<Vec<u64>> {
-    let of = |name| {
-        let shown = vnumactl(&["policy", name])?;
-        let vcpus = shown["vcpus"].as_array().context("vnumactl policy: no vcpus")?;
-        Ok(vcpus.iter().filter_map(|vcpu| vcpu["moves"].as_u64()).sum())
-    };
-    VMS.iter().map(|(name, _)| of(name)).collect()
 }
 
 /// By what vnumad sets places.

@@ -60,8 +60,8 @@ pub struct Reading {
 }
 
 impl Vms {
-    /// Boots them. Of the loaded ones this is counted. `told`: vm1 has guest nodes and the driver.
-    pub fn start(layout: &'static Layout, loaded: Counted, told: bool) -> Result<Self> {
+    /// Boots the first ones, so many. Of the loaded ones this is counted. `told`: vm1 has guest nodes and the driver.
+    pub fn start(layout: &'static Layout, loaded: Counted, told: bool, count: usize) -> Result<Self> {
         // What AutoNUMA does while VMs start would have it scan their memory less often in its cells.
         host::balance(false)?;
         let shape = |name: &str, memory: &str| {
@@ -74,7 +74,7 @@ impl Vms {
         let shapes = sizes.map(|(name, memory)| (name, shape(name, memory)));
         let arguments = shapes.each_ref().map(|(name, shape)| (*name, shape.as_slice()));
         let mut vms = Vec::new();
-        for (vm, (_, memory)) in Vm::start_all(&arguments)?.into_iter().zip(sizes) {
+        for (vm, (_, memory)) in Vm::start_all(&arguments[..count])?.into_iter().zip(sizes) {
             ensure!(vm.threads.len() == VCPUS, "{}: {} vCPU threads", vm.name, vm.threads.len());
             let mib: u64 = memory.trim_end_matches('M').parse().context("memory of a VM")?;
             vm.put(&std::env::current_exe()?.to_string_lossy(), PROGRAM)?;
@@ -86,6 +86,11 @@ impl Vms {
         }
         let told = told.then(|| Told::equip(&vms[0].vm)).transpose()?;
         Ok(Self { layout, all: vms, told })
+    }
+
+    /// Their names.
+    pub fn names(&self) -> Vec<&str> {
+        self.all.iter().map(|one| one.vm.name.as_str()).collect()
     }
 
     /// vm1, if it has guest nodes.
@@ -106,7 +111,7 @@ impl Vms {
     /// Starts the programs of a workload and waits until they work. The vCPUs that sleep have none yet.
     pub fn load(&self, workload: &Workload) -> Result<Programs> {
         let mut programs = Programs { ready: Vec::new(), running: Vec::new(), talks: RefCell::default() };
-        for position in 0..BUSY {
+        for position in 0..BUSY.min(self.all.len()) {
             let kind = |vcpu: usize| match position {
                 1 => workload.vm2.unwrap_or(workload.programs)[vcpu],
                 _ if position < LOADED => workload.programs[vcpu],
@@ -127,8 +132,11 @@ impl Vms {
         Ok(programs)
     }
 
-    /// Starts those that sleep, for so many seconds of the server at a time.
+    /// Starts those that sleep, for so many seconds of the server at a time, if there is a VM for them.
     pub fn load_sleepers(&self, programs: &mut Programs, sleep_s: f64) -> Result<()> {
+        if programs.ready.len() == self.all.len() {
+            return Ok(());
+        }
         let sleep_us = format!("{:.0}", sleep_s * 1e6);
         self.start_programs(programs, VCPUS, |vcpu| {
             let cpu = vcpu.to_string();

@@ -1,7 +1,7 @@
 //! On the lab server: the cells of one boot, one after the other.
 
 use crate::{
-    committed::MEASURED,
+    committed::{MEASURED, VMS},
     full::{committed, plan::Id, small::SmallVms, store::Measured},
     host::Numad,
     raw,
@@ -74,7 +74,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
             let name = &group[0].workload;
             let workload = crate::committed::workload(name);
             let workload = workload.with_context(|| format!("workload {name} is unknown"))?;
-            let fresh = Fresh::start(setup.layout, counted, setup.told, &mut timers)?;
+            let fresh = Fresh::start((setup.layout, VMS.len()), counted, setup.told, &mut timers)?;
             let (bench, line) = fresh.load(workload, &profile, options)?;
             boot.cells(group, &line, |policy| bench.variant(policy), &mut failed)?;
         }

@@ -5,7 +5,7 @@
 //! more modelled cycles in a microsecond than code that does not. What the programs take is therefore converted: a microsecond of
 //! theirs is as many modelled cycles as one of vnumad's threads, which is such code, too. Their share by time is shown beside it.
 
-use super::{ByLinux, Row, Run};
+use super::{ByLinux, Row, Run, percent, shown};
 use crate::committed::{goals, overhead};
 use serde::Serialize;
 use std::{collections::BTreeMap, fmt};
@@ -46,11 +46,11 @@ impl fmt::Display for Overhead {
         let Self { workload, policy, modelled_period_s, .. } = self;
         write!(
             f,
-            "{workload}: {policy} with periods of {modelled_period_s:.2} s: vnumad {:.4} %, of which BPF programs {:.4} % \
-             ({:.4} % of the time, {} runs a period)",
-            self.share * 100.0,
-            self.programs_share * 100.0,
-            self.programs_time_share * 100.0,
+            "{workload}: {policy} with periods of {} s: vnumad {}, of which BPF programs {} ({} of the time, {} runs a period)",
+            shown(*modelled_period_s, 2),
+            percent(self.share, 4),
+            percent(self.programs_share, 4),
+            percent(self.programs_time_share, 4),
             self.program_runs
         )?;
         let mut threads: Vec<_> = self.threads.iter().filter(|(_, cycles)| **cycles >= 1000).collect();
@@ -160,7 +160,7 @@ pub(super) fn goal(found: &[Overhead], rows: &[Row]) -> Option<Goal> {
             overhead::WORKLOAD,
             goals::OVERHEAD * 100.0
         ),
-        found: most.map_or_else(|| "it was not measured".to_owned(), |most| format!("{:.4} %", most * 100.0)),
+        found: most.map_or_else(|| "it was not measured".to_owned(), |most| percent(most, 4)),
         met: most.is_some_and(|most| most <= goals::OVERHEAD),
     })
 }

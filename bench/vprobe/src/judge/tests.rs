@@ -350,3 +350,15 @@ fn one_run_is_priced_by_both_caches() {
     assert!((row.cycles_per_op - (4.0 + 25.2 + 60.264 + 29.208)).abs() < 0.01, "{row:?}");
     assert_eq!((row.remote_share, row.llc_misses), (Some(0.25), 400.0));
 }
+
+#[test]
+fn a_figure_that_did_not_come_out_is_none_to_people() {
+    let row = Row { cycles_per_op: 1.0, vm2_cycles_per_op: f64::NAN, cpu_share: f64::NAN, ..Row::default() };
+    let observing =
+        Observing { workload: "mix".into(), against: "linux", vnumad: 0.5, kernels: f64::NAN, programs: 0.0 };
+    let text = table(std::slice::from_ref(&row)) + &observing.to_string();
+    assert!(text.contains("vnumad 50.0000 %, kernels none more") && text.contains("none"), "{text}");
+    let rows = [Row { policy: "vprobe".into(), memory_intensive: true, ..row }];
+    let goals: String = judge(&rows).iter().map(|goal| goal.found.as_str()).collect();
+    assert!(!text.contains("NaN") && !goals.contains("NaN"), "{text}{goals}");
+}
