@@ -2,11 +2,11 @@
 //! line and name.
 
 use crate::core::{Limits, NodeId, Process};
-use serde::Deserialize;
+use serde::{Deserialize, de::DeserializeOwned};
 use std::{collections::BTreeSet, path::Path, time::Duration};
 use toml::Spanned;
 use vnuma_process::text::sanitize_short;
-use vnuma_settings::{SettingsError, Source};
+use vnuma_settings::{SettingsError, Source, Table};
 
 /// The file if none is named.
 pub const DEFAULT_PATH: &str = "/etc/vnuma/vnuma-guest.toml";
@@ -132,21 +132,52 @@ impl Default for Rules {
     }
 }
 
-#[derive(Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-struct File {
-    interval_s: Option<Spanned<i64>>,
-    place_after: Option<Spanned<i64>>,
-    release_after: Option<Spanned<i64>>,
-    rest_s: Option<Spanned<i64>>,
-    cpu_reserve_percent: Option<Spanned<i64>>,
-    memory_reserve_percent: Option<Spanned<i64>>,
-    placements_per_look: Option<Spanned<i64>>,
-    memory_mib_per_look: Option<Spanned<i64>>,
-    memory: Option<Memory>,
-    interrupts: Option<KeepInterrupts>,
-    libraries: Option<Vec<Spanned<String>>>,
-    workload: Vec<Spanned<WorkloadTable>>,
+impl Rules {
+    /// Reads `path`; without one, the default path if there is such a file, and the defaults if not.
+    pub fn load(path: Option<&Path>) -> Result<Self, SettingsError> {
+        vnuma_settings::load(path, DEFAULT_PATH, Self::parse)
+    }
+
+    /// Understands the text of `path`.
+    pub fn parse(path: &Path, text: &str) -> Result<Self, SettingsError> {
+        let mut rules = Self::default();
+        Source::new(path, text).read(|file| rules.take(file))?;
+        Ok(rules)
+    }
+
+    fn take(&mut self, file: &mut Table<'_>) -> Result<(), SettingsError> {
+        let Self { interval, limits, memory, interrupts, .. } = self;
+        file.number("interval_s", 1..=3600, |s| *interval = Duration::from_secs(s))?;
+        file.number("place_after", 2..=1000, |looks| limits.place_after = looks as u32)?;
+        file.number("release_after", 1..=1000, |looks| limits.release_after = looks as u32)?;
+        file.number("rest_s", 1..=86_400, |s| limits.rest = Duration::from_secs(s))?;
+        file.number("cpu_reserve_percent", 0..=90, |share| limits.cpu_reserve_percent = share as u32)?;
+        file.number("memory_reserve_percent", 1..=90, |share| limits.memory_reserve_percent = share as u32)?;
+        file.number("placements_per_look", 1..=1000, |count| limits.placements_per_look = count as u32)?;
+        file.number("memory_mib_per_look", 1..=1 << 20, |mib| limits.memory_kib_per_look = 1024 * mib)?;
+        file.set("memory", memory)?;
+        file.set("interrupts", interrupts)?;
+        if let Some(names) = limited(file, "libraries", &format!("at most {COUNT_LIMIT} names"))? {
+            self.libraries = Libraries(library_names(file, &names)?);
+        }
+        let tables =
+            limited(file, "workload", &format!("given at most {COUNT_LIMIT} times"))?.unwrap_or_default();
+        self.workloads = tables.iter().map(|table| workload(file, table)).collect::<Result<_, _>>()?;
+        Ok(())
+    }
+}
+
+/// A list of at most [`COUNT_LIMIT`].
+fn limited<T: DeserializeOwned>(
+    file: &mut Table<'_>,
+    key: &'static str,
+    expected: &str,
+) -> Result<Option<Vec<Spanned<T>>>, SettingsError> {
+    let list = file.given::<Vec<Spanned<T>>>(key)?.map(Spanned::into_inner);
+    match list.as_ref().and_then(|list| list.get(COUNT_LIMIT)) {
+        Some(extra) => Err(file.wrong(key, extra, "[...]", expected)),
+        None => Ok(list),
+    }
 }
 
 #[derive(Default, Deserialize)]
@@ -159,65 +190,10 @@ struct WorkloadTable {
     ignore: Option<Spanned<bool>>,
 }
 
-impl Rules {
-    /// Reads `path`; without one, the default path if there is such a file, and the defaults if not.
-    pub fn load(path: Option<&Path>) -> Result<Self, SettingsError> {
-        vnuma_settings::load(path, DEFAULT_PATH, Self::parse)
-    }
-
-    /// Understands the text of `path`.
-    pub fn parse(path: &Path, text: &str) -> Result<Self, SettingsError> {
-        let source = &Source::new(path, text);
-        let file: File = source.parse()?;
-        let default = Self::default();
-        let number = |key, value: &Option<Spanned<i64>>, range, default: u64| {
-            source.number(key, value, range).map(|number| number.unwrap_or(default))
-        };
-        let small = |key, value: &Option<Spanned<i64>>, range, default: u32| {
-            number(key, value, range, u64::from(default)).map(|number| number as u32)
-        };
-        let of = default.limits;
-        let (cpu, memory) = (&file.cpu_reserve_percent, &file.memory_reserve_percent);
-        let (placements, mib) = (&file.placements_per_look, &file.memory_mib_per_look);
-        let mib_per_look = of.memory_kib_per_look / 1024;
-        let limits = Limits {
-            place_after: small("place_after", &file.place_after, 2..=1000, of.place_after)?,
-            release_after: small("release_after", &file.release_after, 1..=1000, of.release_after)?,
-            rest: Duration::from_secs(number("rest_s", &file.rest_s, 1..=86_400, of.rest.as_secs())?),
-            cpu_reserve_percent: small("cpu_reserve_percent", cpu, 0..=90, of.cpu_reserve_percent)?,
-            memory_reserve_percent: small(
-                "memory_reserve_percent",
-                memory,
-                1..=90,
-                of.memory_reserve_percent,
-            )?,
-            placements_per_look: small("placements_per_look", placements, 1..=1000, of.placements_per_look)?,
-            memory_kib_per_look: 1024 * number("memory_mib_per_look", mib, 1..=1 << 20, mib_per_look)?,
-        };
-        let interval = number("interval_s", &file.interval_s, 1..=3600, default.interval.as_secs())?;
-        let libraries = match &file.libraries {
-            Some(names) => Libraries(library_names(source, names)?),
-            None => default.libraries,
-        };
-        if let Some(extra) = file.workload.get(COUNT_LIMIT) {
-            let expected = format!("given at most {COUNT_LIMIT} times");
-            return Err(source.value_error("workload", extra, "[...]".to_owned(), expected));
-        }
-        Ok(Self {
-            interval: Duration::from_secs(interval),
-            limits,
-            memory: file.memory.unwrap_or(default.memory),
-            interrupts: file.interrupts.unwrap_or(default.interrupts),
-            libraries,
-            workloads: file.workload.iter().map(|table| workload(source, table)).collect::<Result<_, _>>()?,
-        })
-    }
-}
-
 /// A name: one line that is not empty, and in which `allowed` finds nothing wrong.
 fn name_of(
-    source: &Source<'_>,
-    key: &'static str,
+    file: &Table<'_>,
+    key: &str,
     value: Option<&Spanned<String>>,
     allowed: fn(&str) -> bool,
     expected: &str,
@@ -229,49 +205,45 @@ fn name_of(
         return Ok(Some(name.clone()));
     }
     let shown = format!("\"{}\"", sanitize_short(name));
-    Err(source.value_error(key, value, shown, expected.to_owned()))
+    Err(file.wrong(key, value, shown, expected))
 }
 
-fn library_names(source: &Source<'_>, names: &[Spanned<String>]) -> Result<Vec<String>, SettingsError> {
+fn library_names(file: &Table<'_>, names: &[Spanned<String>]) -> Result<Vec<String>, SettingsError> {
     let expected = "the name of a library without .so, such as libibverbs, or its beginning and *";
     // What matches everything would make a workload of every process.
     let allowed = |name: &str| {
         let name = name.strip_suffix('*').unwrap_or(name);
         name.len() > 3 && name.starts_with("lib") && !name.contains(['/', '*']) && !name.contains(".so")
     };
-    if let Some(extra) = names.get(COUNT_LIMIT) {
-        let expected = format!("at most {COUNT_LIMIT} names");
-        return Err(source.value_error("libraries", extra, "[...]".to_owned(), expected));
-    }
-    let name = |name| Ok(name_of(source, "libraries", Some(name), allowed, expected)?.unwrap_or_default());
+    let name = |name| Ok(name_of(file, "libraries", Some(name), allowed, expected)?.unwrap_or_default());
     let mut seen = BTreeSet::new();
     let names = names.iter().map(name).collect::<Result<Vec<_>, _>>()?;
     Ok(names.into_iter().filter(|name| seen.insert(name.clone())).collect())
 }
 
-fn workload(source: &Source<'_>, table: &Spanned<WorkloadTable>) -> Result<Workload, SettingsError> {
+fn workload(file: &Table<'_>, table: &Spanned<WorkloadTable>) -> Result<Workload, SettingsError> {
     let WorkloadTable { program, cgroup, device, node, ignore } = table.get_ref();
-    let wrong =
-        |expected: &str| source.value_error("workload", table, "[...]".to_owned(), expected.to_owned());
+    let wrong = |expected: &str| file.wrong("workload", table, "[...]", expected);
     let file_name = |name: &str| !name.contains('/');
     let program =
-        name_of(source, "workload.program", program.as_ref(), file_name, "the file name of a program")?;
+        name_of(file, "workload.program", program.as_ref(), file_name, "the file name of a program")?;
     let absolute = |path: &str| path.starts_with('/') && !path.split('/').any(|part| part == "..");
     let group = "the path of a control group, such as /system.slice/memcached.service";
-    let cgroup = name_of(source, "workload.cgroup", cgroup.as_ref(), absolute, group)?;
+    let cgroup = name_of(file, "workload.cgroup", cgroup.as_ref(), absolute, group)?;
     if program.is_none() && cgroup.is_none() {
         return Err(wrong("given a program or a cgroup, or both"));
     }
     let what = "an address such as 0000:81:00.0, a network interface or an RDMA device";
-    let device = name_of(source, "workload.device", device.as_ref(), file_name, what)?;
-    let node = source.number("workload.node", node, 0..=1023)?;
+    let device = name_of(file, "workload.device", device.as_ref(), file_name, what)?;
+    if let Some(node) = node.as_ref().filter(|node| !(0..=1023).contains(node.get_ref())) {
+        return Err(file.wrong("workload.node", node, node.get_ref().to_string(), "0 to 1023"));
+    }
     if let Some(no) = ignore.as_ref().filter(|ignore| !*ignore.get_ref()) {
-        let expected = "true, or left out".to_owned();
-        return Err(source.value_error("workload.ignore", no, "false".to_owned(), expected));
+        return Err(file.wrong("workload.ignore", no, "false", "true, or left out"));
     }
     let choice = match (device, node, ignore) {
         (Some(device), None, None) => Choice::Device(device),
-        (None, Some(node), None) => Choice::Node(node as NodeId),
+        (None, Some(node), None) => Choice::Node(*node.get_ref() as NodeId),
         (None, None, Some(_)) => Choice::Ignore,
         _ => return Err(wrong("given one of device, node and ignore")),
     };

@@ -3,15 +3,18 @@
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, Error as _};
 use std::{
     fs::File,
     io::{self, Read},
     ops::RangeInclusive,
     path::{Path, PathBuf},
 };
-use toml::Spanned;
-use vnuma_process::text::sanitize;
+use toml::{
+    Spanned,
+    de::{DeTable, DeValue, Error, ValueDeserializer},
+};
+use vnuma_process::text::{sanitize, sanitize_short};
 
 /// Longest file, in bytes.
 pub const SIZE_LIMIT: u64 = 1 << 20;
@@ -47,7 +50,7 @@ pub enum SettingsError {
         /// Line, from 1.
         line: usize,
         /// Section and key.
-        key: &'static str,
+        key: String,
         /// What was found.
         value: String,
         /// What is accepted.
@@ -102,39 +105,195 @@ impl<'a> Source<'a> {
         Self { path, text }
     }
 
-    /// The content, by the types of its sections.
-    pub fn parse<T: DeserializeOwned>(&self) -> Result<T, SettingsError> {
-        toml::from_str(self.text).map_err(|error| {
-            let line = line(self.text.as_bytes(), error.span().map_or(0, |span| span.start));
-            let message = sanitize(&error.message().replace('\n', " "), MESSAGE_LIMIT);
-            SettingsError::Parse { path: self.path.into(), line, message }
-        })
+    /// Has all keys of the file taken.
+    pub fn read(
+        &self,
+        take: impl FnOnce(&mut Table<'_>) -> Result<(), SettingsError>,
+    ) -> Result<(), SettingsError> {
+        let root = DeTable::parse(self.text).map_err(|error| self.unreadable(&error, 0))?;
+        self.table(String::new(), root.into_inner(), take)
     }
 
-    /// The error for `value`, which stands at `at`.
-    pub fn value_error<T>(
+    /// Has all keys of a table taken: one that is left is not known.
+    fn table<'t>(
+        &'t self,
+        prefix: String,
+        left: DeTable<'t>,
+        take: impl FnOnce(&mut Table<'t>) -> Result<(), SettingsError>,
+    ) -> Result<(), SettingsError> {
+        let mut table = Table { source: self, prefix, left, known: Vec::new() };
+        take(&mut table)?;
+        let Some(key) = table.left.keys().min_by_key(|key| key.span().start) else { return Ok(()) };
+        let known: Vec<String> = table.known.iter().map(|known| format!("`{known}`")).collect();
+        let message = format!("unknown field `{}`, expected one of {}", key.get_ref(), known.join(", "));
+        Err(self.parse_error(&message, key.span().start))
+    }
+
+    fn parse_error(&self, message: &str, at: usize) -> SettingsError {
+        let line = line(self.text.as_bytes(), at);
+        let message = sanitize(&message.replace('\n', " "), MESSAGE_LIMIT);
+        SettingsError::Parse { path: self.path.into(), line, message }
+    }
+
+    /// The error for what stands at `at`, if the parser does not know better where.
+    fn unreadable(&self, error: &toml::de::Error, at: usize) -> SettingsError {
+        self.parse_error(error.message(), error.span().map_or(at, |span| span.start))
+    }
+}
+
+/// A table of a file, whose keys are taken one after the other.
+pub struct Table<'a> {
+    source: &'a Source<'a>,
+    /// What stands before its keys in messages.
+    prefix: String,
+    left: DeTable<'a>,
+    /// Keys that were asked for.
+    known: Vec<&'static str>,
+}
+
+impl<'a> Table<'a> {
+    /// The error for the value of `key`, or for a part of it.
+    pub fn wrong<T>(
         &self,
-        key: &'static str,
+        key: &str,
         at: &Spanned<T>,
-        value: String,
+        value: impl Into<String>,
         expected: impl Into<String>,
     ) -> SettingsError {
-        let line = line(self.text.as_bytes(), at.span().start);
-        SettingsError::Value { path: self.path.into(), line, key, value, expected: expected.into() }
+        let Source { path, text } = self.source;
+        SettingsError::Value {
+            path: path.into(),
+            line: line(text.as_bytes(), at.span().start),
+            key: format!("{}{key}", self.prefix),
+            value: value.into(),
+            expected: expected.into(),
+        }
     }
 
-    /// A number that must be in `range`; none if the key is not given.
-    pub fn number(
-        &self,
+    /// What stands before its keys in messages.
+    pub fn section_name(&self) -> &str {
+        &self.prefix
+    }
+
+    fn remove(&mut self, key: &'static str) -> Option<Spanned<DeValue<'a>>> {
+        self.known.push(key);
+        self.left.remove(key)
+    }
+
+    /// A value of any type, if it is given.
+    pub fn given<T: DeserializeOwned>(
+        &mut self,
         key: &'static str,
-        value: &Option<Spanned<i64>>,
+    ) -> Result<Option<Spanned<T>>, SettingsError> {
+        let Some(value) = self.remove(key) else { return Ok(None) };
+        let span = value.span();
+        match T::deserialize(ValueDeserializer::from(value)) {
+            Ok(value) => Ok(Some(Spanned::new(span, value))),
+            Err(error) => Err(self.source.unreadable(&error, span.start)),
+        }
+    }
+
+    /// The same, and puts it there.
+    pub fn set<T: DeserializeOwned>(
+        &mut self,
+        key: &'static str,
+        place: &mut T,
+    ) -> Result<(), SettingsError> {
+        self.given(key).map(|given| given.into_iter().for_each(|given| *place = given.into_inner()))
+    }
+
+    /// The keys of a table in this one.
+    pub fn section(
+        &mut self,
+        key: &'static str,
+        take: impl FnOnce(&mut Table<'a>) -> Result<(), SettingsError>,
+    ) -> Result<(), SettingsError> {
+        let Some(value) = self.remove(key) else { return Ok(()) };
+        let at = value.span().start;
+        match value.into_inner() {
+            DeValue::Table(table) => self.source.table(format!("{}{key}.", self.prefix), table, take),
+            other => {
+                let message = format!("invalid type: {}, expected a table", other.type_str());
+                Err(self.source.parse_error(&message, at))
+            }
+        }
+    }
+
+    /// A number that must be in `range`, and where it stands.
+    pub fn number_at(
+        &mut self,
+        key: &'static str,
         range: RangeInclusive<u64>,
-    ) -> Result<Option<u64>, SettingsError> {
-        let Some(value) = value else { return Ok(None) };
-        let number = u64::try_from(*value.get_ref()).ok().filter(|number| range.contains(number));
-        number.map(Some).ok_or_else(|| {
-            let expected = format!("{} to {}", range.start(), range.end());
-            self.value_error(key, value, value.get_ref().to_string(), expected)
-        })
+    ) -> Result<Option<Spanned<u64>>, SettingsError> {
+        let Some(value) = self.given::<i64>(key)? else { return Ok(None) };
+        match u64::try_from(*value.get_ref()).ok().filter(|number| range.contains(number)) {
+            Some(number) => Ok(Some(Spanned::new(value.span(), number))),
+            None => {
+                let expected = format!("{} to {}", range.start(), range.end());
+                Err(self.wrong(key, &value, value.get_ref().to_string(), expected))
+            }
+        }
+    }
+
+    /// The same, if it is given, for `set`.
+    pub fn number(
+        &mut self,
+        key: &'static str,
+        range: RangeInclusive<u64>,
+        set: impl FnOnce(u64),
+    ) -> Result<(), SettingsError> {
+        if let Some(given) = self.number_at(key, range)? {
+            set(given.into_inner());
+        }
+        Ok(())
+    }
+
+    /// The second of two words, or the first.
+    pub fn is_second(
+        &mut self,
+        key: &'static str,
+        words: &'static [&'static str; 2],
+        place: &mut bool,
+    ) -> Result<(), SettingsError> {
+        self.word(key, words).map(|given| given.into_iter().for_each(|at| *place = at == 1))
+    }
+
+    /// Which one of these words is given.
+    pub fn word(
+        &mut self,
+        key: &'static str,
+        words: &'static [&'static str],
+    ) -> Result<Option<usize>, SettingsError> {
+        let Some(word) = self.given::<String>(key)? else { return Ok(None) };
+        match words.iter().position(|known| known == word.get_ref()) {
+            None => {
+                Err(self.source.unreadable(&Error::unknown_variant(word.get_ref(), words), word.span().start))
+            }
+            at => Ok(at),
+        }
+    }
+
+    /// An absolute path.
+    pub fn path(&mut self, key: &'static str) -> Result<Option<PathBuf>, SettingsError> {
+        self.given(key)?.map(|path| self.absolute(key, path)).transpose()
+    }
+
+    /// Absolute paths, at most so many.
+    pub fn paths(&mut self, key: &'static str, most: usize) -> Result<Option<Vec<PathBuf>>, SettingsError> {
+        let Some(paths) = self.given::<Vec<Spanned<PathBuf>>>(key)?.map(Spanned::into_inner) else {
+            return Ok(None);
+        };
+        if let Some(extra) = paths.get(most) {
+            let shown = sanitize_short(&format!("{:?}", extra.get_ref()));
+            return Err(self.wrong(key, extra, shown, format!("at most {most}")));
+        }
+        paths.into_iter().map(|path| self.absolute(key, path)).collect::<Result<_, _>>().map(Some)
+    }
+
+    fn absolute(&self, key: &str, path: Spanned<PathBuf>) -> Result<PathBuf, SettingsError> {
+        match path.get_ref().is_absolute() {
+            true => Ok(path.into_inner()),
+            false => Err(self.wrong(key, &path, format!("{:?}", path.get_ref()), "an absolute path")),
+        }
     }
 }
