@@ -171,22 +171,8 @@ impl Thread {
 impl Values {
     /// What happened since `before`.
     pub fn since(&self, before: &Self) -> Self {
-        let minus =
-            |now: &[u64], before: &[u64]| now.iter().zip(before).map(|(a, b)| a.saturating_sub(*b)).collect();
-        let (a, b) = (&self.user, &before.user);
         Self {
-            user: Counts {
-                instructions: a.instructions.saturating_sub(b.instructions),
-                base_cycles: a.base_cycles.saturating_sub(b.base_cycles),
-                llc_references: a.llc_references.saturating_sub(b.llc_references),
-                llc_streamed: a.llc_streamed.saturating_sub(b.llc_streamed),
-                llc_misses: a.llc_misses.saturating_sub(b.llc_misses),
-                llc_misses_streamed: a.llc_misses_streamed.saturating_sub(b.llc_misses_streamed),
-                dram_by_class: minus(&a.dram_by_class, &b.dram_by_class),
-                streamed_by_class: minus(&a.streamed_by_class, &b.streamed_by_class),
-                second: a.second.as_ref().zip(b.second.as_ref()).map(|(a, b)| a.since(b)),
-                ..Counts::default()
-            },
+            user: self.user.since(&before.user),
             cycles: self.cycles.saturating_sub(before.cycles),
             program_cycles: self
                 .program_cycles

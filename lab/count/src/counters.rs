@@ -138,64 +138,18 @@ impl CounterSet {
 
 /// The sum of several threads' measurements.
 pub fn sum(parts: &[Measured]) -> Measured {
-    let add = |to: &mut Vec<u64>, from: &[u64]| {
-        to.resize(to.len().max(from.len()), 0);
-        to.iter_mut().zip(from).for_each(|(to, from)| *to += from);
+    let add = |total: Measured, part: &Measured| Measured {
+        counts: total.counts.sum(&part.counts),
+        kernel_cycles: total.kernel_cycles + part.kernel_cycles,
+        task_clock_ns: total.task_clock_ns + part.task_clock_ns,
     };
-    let mut total = Measured::default();
-    for Measured { counts, kernel_cycles, task_clock_ns } in parts {
-        let to = &mut total.counts;
-        to.instructions += counts.instructions;
-        to.base_cycles += counts.base_cycles;
-        to.loads += counts.loads;
-        to.stores += counts.stores;
-        to.llc_references += counts.llc_references;
-        to.llc_streamed += counts.llc_streamed;
-        to.llc_misses += counts.llc_misses;
-        to.llc_misses_streamed += counts.llc_misses_streamed;
-        to.mmio_other += counts.mmio_other;
-        add(&mut to.dram_by_class, &counts.dram_by_class);
-        add(&mut to.streamed_by_class, &counts.streamed_by_class);
-        add(&mut to.dram_by_node, &counts.dram_by_node);
-        add(&mut to.streamed_by_node, &counts.streamed_by_node);
-        add(&mut to.mmio_reads_by_class, &counts.mmio_reads_by_class);
-        add(&mut to.mmio_writes_by_class, &counts.mmio_writes_by_class);
-        add(&mut to.mmio_reads_by_node, &counts.mmio_reads_by_node);
-        add(&mut to.mmio_writes_by_node, &counts.mmio_writes_by_node);
-        if let Some(second) = &counts.second {
-            to.second = Some(to.second.as_ref().map_or_else(|| second.clone(), |sum| sum.sum(second)));
-        }
-        total.kernel_cycles += kernel_cycles;
-        total.task_clock_ns += task_clock_ns;
-    }
-    total
+    parts.iter().fold(Measured::default(), add)
 }
 
 /// What was counted between two readings.
 pub fn difference(before: &Measured, after: &Measured) -> Measured {
-    let minus = |a: &[u64], b: &[u64]| a.iter().zip(b).map(|(a, b)| a.saturating_sub(*b)).collect();
-    let (b, a) = (&before.counts, &after.counts);
     Measured {
-        counts: Counts {
-            instructions: a.instructions.saturating_sub(b.instructions),
-            base_cycles: a.base_cycles.saturating_sub(b.base_cycles),
-            loads: a.loads.saturating_sub(b.loads),
-            stores: a.stores.saturating_sub(b.stores),
-            llc_references: a.llc_references.saturating_sub(b.llc_references),
-            llc_streamed: a.llc_streamed.saturating_sub(b.llc_streamed),
-            llc_misses: a.llc_misses.saturating_sub(b.llc_misses),
-            llc_misses_streamed: a.llc_misses_streamed.saturating_sub(b.llc_misses_streamed),
-            mmio_other: a.mmio_other.saturating_sub(b.mmio_other),
-            dram_by_class: minus(&a.dram_by_class, &b.dram_by_class),
-            streamed_by_class: minus(&a.streamed_by_class, &b.streamed_by_class),
-            dram_by_node: minus(&a.dram_by_node, &b.dram_by_node),
-            streamed_by_node: minus(&a.streamed_by_node, &b.streamed_by_node),
-            mmio_reads_by_class: minus(&a.mmio_reads_by_class, &b.mmio_reads_by_class),
-            mmio_writes_by_class: minus(&a.mmio_writes_by_class, &b.mmio_writes_by_class),
-            mmio_reads_by_node: minus(&a.mmio_reads_by_node, &b.mmio_reads_by_node),
-            mmio_writes_by_node: minus(&a.mmio_writes_by_node, &b.mmio_writes_by_node),
-            second: a.second.as_ref().zip(b.second.as_ref()).map(|(a, b)| a.since(b)),
-        },
+        counts: after.counts.since(&before.counts),
         kernel_cycles: after.kernel_cycles.saturating_sub(before.kernel_cycles),
         task_clock_ns: after.task_clock_ns.saturating_sub(before.task_clock_ns),
     }

@@ -97,19 +97,45 @@ impl SecondLlc {
             streamed_by_class: each(&self.streamed_by_class, &other.streamed_by_class, of),
         }
     }
-
-    /// What both missed.
-    pub fn sum(&self, other: &Self) -> Self {
-        self.with(other, |a, b| a + b)
-    }
-
-    /// What was missed since `before`.
-    pub fn since(&self, before: &Self) -> Self {
-        self.with(before, u64::saturating_sub)
-    }
 }
 
 impl Counts {
+    fn with(&self, other: &Self, of: fn(u64, u64) -> u64) -> Self {
+        let second = self.second.as_ref().zip(other.second.as_ref());
+        Self {
+            instructions: of(self.instructions, other.instructions),
+            base_cycles: of(self.base_cycles, other.base_cycles),
+            loads: of(self.loads, other.loads),
+            stores: of(self.stores, other.stores),
+            llc_references: of(self.llc_references, other.llc_references),
+            llc_streamed: of(self.llc_streamed, other.llc_streamed),
+            llc_misses: of(self.llc_misses, other.llc_misses),
+            llc_misses_streamed: of(self.llc_misses_streamed, other.llc_misses_streamed),
+            mmio_other: of(self.mmio_other, other.mmio_other),
+            dram_by_class: each(&self.dram_by_class, &other.dram_by_class, of),
+            streamed_by_class: each(&self.streamed_by_class, &other.streamed_by_class, of),
+            dram_by_node: each(&self.dram_by_node, &other.dram_by_node, of),
+            streamed_by_node: each(&self.streamed_by_node, &other.streamed_by_node, of),
+            mmio_reads_by_class: each(&self.mmio_reads_by_class, &other.mmio_reads_by_class, of),
+            mmio_writes_by_class: each(&self.mmio_writes_by_class, &other.mmio_writes_by_class, of),
+            mmio_reads_by_node: each(&self.mmio_reads_by_node, &other.mmio_reads_by_node, of),
+            mmio_writes_by_node: each(&self.mmio_writes_by_node, &other.mmio_writes_by_node, of),
+            second: second.map(|(own, other)| own.with(other, of)),
+        }
+    }
+
+    /// What both did.
+    pub fn sum(&self, other: &Self) -> Self {
+        let sum = self.with(other, |a, b| a + b);
+        let second = sum.second.or_else(|| self.second.clone()).or_else(|| other.second.clone());
+        Self { second, ..sum }
+    }
+
+    /// What was done since `before`.
+    pub fn since(&self, before: &Self) -> Self {
+        self.with(before, u64::saturating_sub)
+    }
+
     /// DRAM accesses of all kinds to each node.
     pub fn memory_by_node(&self) -> Vec<u64> {
         self.dram_by_node.iter().zip(&self.streamed_by_node).map(|(dram, streamed)| dram + streamed).collect()
@@ -267,13 +293,14 @@ mod tests {
         let by_second = counts.by_second().expect("it is there");
         assert_eq!(cycles(&by_second), 1000.0 + 40.0 * 40.0 + 30.0 * 200.0 + 20.0 * 300.0 + 10.0 * 10.0);
         assert_eq!((by_second.instructions, by_second.second.is_none()), (counts.instructions, true));
-        let twice = second.sum(&second);
+        let twice = counts.sum(&counts);
+        let seconds = twice.second.as_ref().expect("it is there");
         assert_eq!(
-            (twice.llc_misses, &twice.dram_by_class[..], &twice.streamed_by_class[..]),
+            (seconds.llc_misses, &seconds.dram_by_class[..], &seconds.streamed_by_class[..]),
             (120, &[60, 40][..], &[20][..])
         );
-        assert_eq!(twice.since(&second), second);
-        assert_eq!(SecondLlc::default().sum(&second), second);
+        assert_eq!(twice.since(&counts), counts);
+        assert_eq!(Counts::default().sum(&counts), counts);
     }
 
     fn counts() -> impl Strategy<Value = Counts> {
