@@ -23,6 +23,9 @@ pub struct Files {
     /// What was measured
     #[arg(long)]
     pub commit: String,
+    /// It is to have all that the full form has
+    #[arg(long)]
+    pub full: bool,
     /// Judge nothing but that figures came out
     #[arg(long)]
     smoke: bool,

@@ -23,15 +23,6 @@ const LATE: f64 = 1.5;
 /// So many periods may be that late.
 const LATE_PERIODS: usize = 2;
 
-#[derive(clap::Args)]
-pub struct Arguments {
-    #[command(flatten)]
-    files: Files,
-    /// It is to have the cells of the full form
-    #[arg(long)]
-    full: bool,
-}
-
 /// A cause under a policy, as a profile prices it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Row {
@@ -93,7 +84,7 @@ struct Measured {
 }
 
 /// Reads what was measured, and judges it.
-pub fn run(Arguments { files, full }: &Arguments) -> Result<()> {
+pub fn run(files: &Files) -> Result<()> {
     let raw = files.read()?;
     let (mut server, mut cells, mut size_cells) = (None, Vec::new(), Vec::new());
     for line in raw.lines {
@@ -108,7 +99,7 @@ pub fn run(Arguments { files, full }: &Arguments) -> Result<()> {
     for profile in profiles(&server.profile)? {
         sizes.extend(sizes_of(&size_cells, &profile)?);
     }
-    files.judge(&Measured { full: *full, server, cells, size_cells, sizes }, &raw.again)
+    files.judge(&Measured { full: files.full, server, cells, size_cells, sizes }, &raw.again)
 }
 
 impl Bench for Measured {

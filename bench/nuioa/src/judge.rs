@@ -19,15 +19,6 @@ mod figures;
 
 use figures::{Figures, common_instructions};
 
-#[derive(clap::Args)]
-pub struct Arguments {
-    #[command(flatten)]
-    files: Files,
-    /// It is to have the workloads of the full form, too
-    #[arg(long)]
-    full: bool,
-}
-
 /// A workload under a configuration, as a profile prices it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Row {
@@ -68,7 +59,7 @@ struct Measured {
 }
 
 /// Reads what was measured, and judges it.
-pub fn run(Arguments { files, full }: &Arguments) -> Result<()> {
+pub fn run(files: &Files) -> Result<()> {
     let raw = files.read()?;
     let (mut server, mut cells) = (None, Vec::new());
     for line in raw.lines {
@@ -79,7 +70,7 @@ pub fn run(Arguments { files, full }: &Arguments) -> Result<()> {
         }
     }
     let server = server.context("what the server printed does not begin with what it is")?;
-    files.judge(&Measured { full: *full, server, cells }, &raw.again)
+    files.judge(&Measured { full: files.full, server, cells }, &raw.again)
 }
 
 impl Bench for Measured {

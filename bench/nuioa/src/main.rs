@@ -16,7 +16,7 @@ mod vm;
 
 use clap::Parser;
 use std::process::ExitCode;
-use vnuma_bench_common::ending;
+use vnuma_bench_common::{ending, report::Files};
 
 #[derive(Parser)]
 #[command(name = "bench-nuioa", about = "What the place of a VM costs its workloads on passthrough devices")]
@@ -24,7 +24,7 @@ enum Command {
     /// On a server with counters: measures, and prints a line of JSON for each cell
     Server(server::Arguments),
     /// On the machine: rows, goals and a picture from what was measured
-    Judge(judge::Arguments),
+    Judge(Files),
     /// In a guest: a workload that goes and halts as its standard input says
     Guest(guest::Arguments),
     /// In the guest that knows its devices: vnuma-guest, with rules for the workloads
@@ -38,7 +38,7 @@ enum Command {
 fn main() -> ExitCode {
     ending::main(|command: Command| match command {
         Command::Server(arguments) => server::run(&arguments),
-        Command::Judge(arguments) => judge::run(&arguments),
+        Command::Judge(files) => judge::run(&files),
         Command::Guest(arguments) => guest::run(&arguments),
         Command::Agent => guest::agent::run(),
         Command::Peer => peer::run(),

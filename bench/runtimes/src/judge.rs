@@ -19,15 +19,6 @@ use vnuma_lab_pricing::{CounterProfile, Counts, price};
 /// A vCPU has followed when at most so much more of its accesses are remote than before it went.
 const FOLLOWED: f64 = 0.10;
 
-#[derive(clap::Args)]
-pub struct Arguments {
-    #[command(flatten)]
-    files: Files,
-    /// It is to have the cells of the full form
-    #[arg(long)]
-    full: bool,
-}
-
 /// A workload under a policy, as a profile prices it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Row {
@@ -99,9 +90,9 @@ struct Measured {
 }
 
 /// Reads what was measured, and judges it.
-pub fn run(Arguments { files, full }: &Arguments) -> Result<()> {
+pub fn run(files: &Files) -> Result<()> {
     let raw::Measured { server, cells, again } = raw::read(files.raw())?;
-    files.judge(&Measured { full: *full, server: server.context("no server")?, cells }, &again)
+    files.judge(&Measured { full: files.full, server: server.context("no server")?, cells }, &again)
 }
 
 impl Bench for Measured {

@@ -13,7 +13,7 @@ mod vm;
 
 use clap::Parser;
 use std::process::ExitCode;
-use vnuma_bench_common::ending;
+use vnuma_bench_common::{ending, report::Files};
 
 #[derive(Parser)]
 #[command(
@@ -24,7 +24,7 @@ enum Command {
     /// On a server with counters: measures, and prints a line of JSON for each cell
     Server(server::Arguments),
     /// On the machine: rows, goals and a picture from what was measured
-    Judge(judge::Arguments),
+    Judge(Files),
     /// In the guest: a load that does what its standard input says
     Guest(guest::Arguments),
 }
@@ -32,7 +32,7 @@ enum Command {
 fn main() -> ExitCode {
     ending::main(|command: Command| match command {
         Command::Server(arguments) => server::run(&arguments),
-        Command::Judge(arguments) => judge::run(&arguments),
+        Command::Judge(files) => judge::run(&files),
         Command::Guest(arguments) => guest::run(&arguments),
     })
 }

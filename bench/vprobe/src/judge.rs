@@ -27,12 +27,6 @@ const CONVERGED: f64 = 0.05;
 /// A period that took so much longer than another one was interrupted.
 const LATE: f64 = 1.5;
 
-#[derive(clap::Args)]
-pub struct Arguments {
-    #[command(flatten)]
-    files: Files,
-}
-
 /// A workload under a policy, as a profile prices it. Figures are vm1's.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Row {
@@ -137,7 +131,7 @@ pub struct Run {
 }
 
 /// Reads what was measured, and judges it.
-pub fn run(Arguments { files }: &Arguments) -> Result<()> {
+pub fn run(files: &Files) -> Result<()> {
     let raw = files.read()?;
     let (mut server, mut workloads, mut cells) = (None, Vec::new(), Vec::new());
     for line in raw.lines {
@@ -199,21 +193,6 @@ impl Bench for Run {
     }
 }
 
-fn add(to: &mut Counts, from: &Counts) {
-    let sum = |to: &mut Vec<u64>, from: &[u64]| {
-        to.resize(to.len().max(from.len()), 0);
-        to.iter_mut().zip(from).for_each(|(to, from)| *to += from);
-    };
-    to.instructions += from.instructions;
-    to.base_cycles += from.base_cycles;
-    to.llc_references += from.llc_references;
-    to.llc_streamed += from.llc_streamed;
-    to.llc_misses += from.llc_misses;
-    to.llc_misses_streamed += from.llc_misses_streamed;
-    sum(&mut to.dram_by_class, &from.dram_by_class);
-    sum(&mut to.streamed_by_class, &from.streamed_by_class);
-}
-
 /// A figure as people read it.
 fn shown(figure: f64, digits: usize) -> String {
     if figure.is_finite() { format!("{figure:.digits$}") } else { "none".to_owned() }
@@ -239,9 +218,7 @@ fn vcpus(periods: &[Period], vm: usize, position: usize) -> impl Iterator<Item =
 }
 
 fn counts(periods: &[Period], vm: usize, position: usize) -> Counts {
-    let mut sum = Counts::default();
-    vcpus(periods, vm, position).for_each(|vcpu| add(&mut sum, &vcpu.values.user));
-    sum
+    vcpus(periods, vm, position).fold(Counts::default(), |sum, vcpu| sum.sum(&vcpu.values.user))
 }
 
 /// Modelled cycles per operation of each vCPU of a VM.
@@ -315,8 +292,8 @@ impl Cell {
         let periods = self.measured();
         let workload = committed::workload(&self.workload);
         let (vm, all) = (|vm| score(profile, periods, linux, workload, vm), vec![0, 1, 2, 3]);
-        let mut sum = Counts::default();
-        all.iter().for_each(|&position| add(&mut sum, &counts(periods, 0, position)));
+        let of = |&position: &usize| counts(periods, 0, position);
+        let sum = all.iter().map(of).fold(Counts::default(), |sum, counts| sum.sum(&counts));
         let operations: u64 =
             all.iter().flat_map(|&position| vcpus(periods, 0, position)).map(|vcpu| vcpu.operations).sum();
         // The first class is the node itself.

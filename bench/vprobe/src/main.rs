@@ -16,7 +16,7 @@ mod wakes;
 
 use clap::Parser;
 use std::process::ExitCode;
-use vnuma_bench_common::{ending, guest_memory, threads};
+use vnuma_bench_common::{ending, guest_memory, report::Files, threads};
 
 #[derive(Parser)]
 #[command(name = "bench-vprobe", about = "What policies of vCPUs do for VMs on a NUMA server")]
@@ -24,7 +24,7 @@ enum Command {
     /// On a server with counters: measures, and prints a line of JSON for each cell
     Server(server::Arguments),
     /// On the machine: rows, goals and a picture from what was measured
-    Judge(judge::Arguments),
+    Judge(Files),
     /// On a server with counters: measures cells of the full run, and prints a line of JSON for each
     Measure(full::measure::Arguments),
     /// On the machine: what the full run has, and what it needs
@@ -36,7 +36,7 @@ enum Command {
 fn main() -> ExitCode {
     ending::main(|command: Command| match command {
         Command::Server(arguments) => server::run(&arguments),
-        Command::Judge(arguments) => judge::run(&arguments),
+        Command::Judge(files) => judge::run(&files),
         Command::Measure(arguments) => full::measure::run(&arguments),
         Command::Full(arguments) => full::run(&arguments),
         Command::Load(arguments) => load::run(&arguments),
