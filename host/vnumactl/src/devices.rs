@@ -9,7 +9,7 @@ pub fn text(devices: &Devices) -> String {
     let mut text = functions(&devices.functions);
     if !devices.interfaces.is_empty() {
         text += "\nNetwork interfaces of VMs\n";
-        let mut table = Table::new(&["VM", ">PID", "INTERFACE", "DEVICES", ">NODE"]);
+        let mut table = Table::new("VM  >PID  INTERFACE  DEVICES  >NODE");
         for one in &devices.interfaces {
             let nodes = one.devices.iter().map(|address| or_dash(node(devices, address)));
             table.row([
@@ -24,7 +24,7 @@ pub fn text(devices: &Devices) -> String {
     }
     if !devices.vhost.is_empty() {
         text += "\nvhost devices of VMs\n";
-        let mut table = Table::new(&["VM", ">PID", "DEVICE", ">FILES"]);
+        let mut table = Table::new("VM  >PID  DEVICE  >FILES");
         for one in &devices.vhost {
             table.row([plain(&one.vm), one.pid.to_string(), plain(&one.device), one.files.to_string()]);
         }
@@ -40,8 +40,7 @@ fn functions(functions: &[Device]) -> String {
     if functions.is_empty() {
         return "no PCI devices\n".to_owned();
     }
-    let headings = ["ADDRESS", ">NODE", ">GROUP", "VF OF", "LINK", "DRIVER", "USED BY", "CLASS", "NAME"];
-    let mut table = Table::new(&headings);
+    let mut table = Table::new("ADDRESS  >NODE  >GROUP  VF OF  LINK  DRIVER  USED BY  CLASS  NAME");
     for one in functions {
         let class = one.class_name.as_deref().map(plain);
         table.row([
@@ -97,9 +96,8 @@ fn joined(items: impl Iterator<Item = String>) -> String {
 
 /// What is free on each node.
 pub fn capacity(nodes: &[NodeFree]) -> String {
-    let headings =
-        [">NODE", ">CPUS (FREE/ALL)", ">FREE CORES", ">MEMORY (FREE/ALL)", "HUGE PAGES (FREE/ALL)"];
-    let mut table = Table::new(&headings);
+    let mut table =
+        Table::new(">NODE  >CPUS (FREE/ALL)  >FREE CORES  >MEMORY (FREE/ALL)  HUGE PAGES (FREE/ALL)");
     for one in nodes {
         let (ordinary, huge): (Vec<_>, Vec<_>) =
             one.memory.iter().partition(|memory| memory.page_bytes == BASE_PAGE_BYTES);

@@ -585,7 +585,7 @@ fn migration(vm: &Vm, sends: &dyn Fn(i32) -> bool) -> Check {
 
 /// For people: a table, and below it what can be done.
 pub fn text(checks: &[Check]) -> String {
-    let mut table = Table::new(&["WHERE", "CHECK", "CAPABILITY", "LEVEL"]);
+    let mut table = Table::new("WHERE  CHECK  CAPABILITY  LEVEL");
     let place = |check: &Check| {
         check.vm.as_deref().map_or_else(|| "host".to_owned(), |vm| format!("VM {}", plain(vm)))
     };

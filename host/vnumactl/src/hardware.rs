@@ -1,6 +1,6 @@
 //! The host, for people.
 
-use crate::table::{Table, or_dash, plain, size};
+use crate::table::{Table, list, or_dash, plain, size};
 use vnuma_model::{HostNode, HostTopology};
 
 /// All of it.
@@ -10,7 +10,7 @@ pub fn text(host: &HostTopology) -> String {
     text += &distances(host);
     if !host.caches.is_empty() {
         text += "\nLast-level caches\n";
-        let mut table = Table::new(&["LEVEL", ">SIZE", "CPUS", ">NODE"]);
+        let mut table = Table::new("LEVEL  >SIZE  CPUS  >NODE");
         for cache in &host.caches {
             let node = or_dash(host.node_of_cpus(&cache.cpus));
             table.row([format!("L{}", cache.level), size(cache.size_kib), cache.cpus.to_string(), node]);
@@ -19,7 +19,7 @@ pub fn text(host: &HostTopology) -> String {
     }
     if !host.pci_devices.is_empty() {
         text += "\nPCI devices\n";
-        let mut table = Table::new(&["ADDRESS", "CLASS", "ID", ">NODE"]);
+        let mut table = Table::new("ADDRESS  CLASS  ID  >NODE");
         for device in &host.pci_devices {
             let id = format!("{:04x}:{:04x}", device.vendor, device.device);
             table.row([plain(&device.address), format!("{:06x}", device.class), id, or_dash(device.node)]);
@@ -30,7 +30,7 @@ pub fn text(host: &HostTopology) -> String {
 }
 
 fn nodes(host: &HostTopology) -> String {
-    let mut table = Table::new(&[">NODE", "CPUS", ">MEMORY", ">FREE", "HUGE PAGES (FREE/TOTAL)"]);
+    let mut table = Table::new(">NODE  CPUS  >MEMORY  >FREE  HUGE PAGES (FREE/TOTAL)");
     for node in &host.nodes {
         let cpus = if node.cpus.is_empty() { "-".to_owned() } else { node.cpus.to_string() };
         let (total, free) = (size(node.memory_total_kib), size(node.memory_free_kib));
@@ -41,18 +41,15 @@ fn nodes(host: &HostTopology) -> String {
 
 fn huge_pages(node: &HostNode) -> String {
     let pools = node.huge_pages.iter().filter(|pool| pool.total > 0);
-    let pools: Vec<_> =
-        pools.map(|pool| format!("{} x {}/{}", size(pool.size_kib), pool.free, pool.total)).collect();
-    if pools.is_empty() { "-".to_owned() } else { pools.join(", ") }
+    list(pools.map(|pool| format!("{} x {}/{}", size(pool.size_kib), pool.free, pool.total)))
 }
 
 fn distances(host: &HostTopology) -> String {
     let ids: Vec<String> = host.nodes.iter().map(|node| node.id.to_string()).collect();
-    let headings: Vec<String> =
-        ["NODE"].into_iter().chain(ids.iter().map(String::as_str)).map(|id| format!(">{id}")).collect();
-    let mut table = Table::new(&headings.iter().map(String::as_str).collect::<Vec<_>>());
+    let mut table =
+        Table::new(&format!(">NODE{}", ids.iter().map(|id| format!("  >{id}")).collect::<String>()));
     for (id, row) in ids.iter().zip(host.distances.rows()) {
-        table.cells([id.clone()].into_iter().chain(row.iter().map(u8::to_string)).collect());
+        table.row([id.clone()].into_iter().chain(row.iter().map(u8::to_string)).collect::<Vec<_>>());
     }
     table.text(2)
 }

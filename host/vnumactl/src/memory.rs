@@ -1,6 +1,6 @@
 //! Where the memory of a VM is, for people.
 
-use crate::table::{Table, or_dash, plain, size};
+use crate::table::{Table, list, or_dash, plain, shown, size};
 use vnuma_api::{Bytes, GuestNodeMemory, MemoryMoves, VmMemory};
 
 /// All of a VM.
@@ -36,9 +36,8 @@ pub fn show(vm: &VmMemory) -> String {
 }
 
 fn guest_nodes(nodes: &[GuestNodeMemory]) -> String {
-    let headings =
-        [">NODE", ">HOME", ">MEMORY", ">RESIDENT", ">DISPLACED", "(95 %)", ">SWAP", "UNMOVABLE", ">SAMPLES"];
-    let mut table = Table::new(&headings);
+    let mut table =
+        Table::new(">NODE  >HOME  >MEMORY  >RESIDENT  >DISPLACED  (95 %)  >SWAP  UNMOVABLE  >SAMPLES");
     for node in nodes {
         let known = |bytes: &Bytes| if node.samples == 0 { "-".to_owned() } else { shown(bytes.bytes) };
         let displaced = node.displaced.filter(|_| node.samples > 0);
@@ -49,7 +48,6 @@ fn guest_nodes(nodes: &[GuestNodeMemory]) -> String {
         };
         let unmovable =
             node.unmovable.iter().map(|one| format!("{} {}", shown(one.size.bytes), plain(&one.reason)));
-        let unmovable: Vec<String> = unmovable.collect();
         table.row([
             node.id.to_string(),
             or_dash(node.home),
@@ -58,7 +56,7 @@ fn guest_nodes(nodes: &[GuestNodeMemory]) -> String {
             or_dash(displaced.map(|displaced| share(displaced.bytes, node.memory_bytes))),
             interval,
             known(&node.swapped),
-            if unmovable.is_empty() { "-".to_owned() } else { unmovable.join(", ") },
+            list(unmovable),
             node.samples.to_string(),
         ]);
     }
@@ -66,7 +64,7 @@ fn guest_nodes(nodes: &[GuestNodeMemory]) -> String {
 }
 
 fn places(nodes: &[GuestNodeMemory]) -> String {
-    let mut table = Table::new(&[">NODE", ">ON", "PAGES", ">SIZE", ""]);
+    let mut table = Table::new(">NODE  >ON  PAGES  >SIZE  ");
     for node in nodes {
         for place in &node.places {
             let pages = match (place.pages.as_str(), place.page_kib) {
@@ -130,10 +128,6 @@ fn moves_text(memory: &MemoryMoves) -> String {
         text += &format!("; under way: {}", shown(memory.last.moved_bytes));
     }
     text + &format!("\n  {}\n", plain(&memory.last.text()))
-}
-
-fn shown(bytes: u64) -> String {
-    size(bytes >> 10)
 }
 
 /// For example `12 MiB, 4.7 %`.

@@ -94,7 +94,7 @@ pub fn list(all: &[Reserved]) -> String {
     if all.is_empty() {
         return "no reservations\n".to_owned();
     }
-    let mut table = Table::new(&[">ID", "VM", "STATE", ">VCPUS", ">MEMORY", "HOMES", "CPUS", "DEVICES"]);
+    let mut table = Table::new(">ID  VM  STATE  >VCPUS  >MEMORY  HOMES  CPUS  DEVICES");
     for Reserved { id, waits_ms, pid, placement } in all {
         let state = match (waits_ms, pid) {
             (Some(waits_ms), _) => format!("waits {} s", waits_ms / 1000),

@@ -8,7 +8,7 @@ pub fn list(vms: &[Scheduling]) -> String {
     if vms.is_empty() {
         return "no VMs\n".to_owned();
     }
-    let mut table = Table::new(&["NAME", "POLICY", ">VCPUS", ">CONFINED", ">MOVES", ">REMOTE", ">WAITING"]);
+    let mut table = Table::new("NAME  POLICY  >VCPUS  >CONFINED  >MOVES  >REMOTE  >WAITING");
     for vm in vms {
         let confined = vm.vcpus.iter().filter(|vcpu| vcpu.policy_cpus.is_some()).count();
         let moves: u64 = vm.vcpus.iter().map(|vcpu| vcpu.moves).sum();
@@ -44,26 +44,12 @@ pub fn show(vm: &Scheduling) -> String {
         return text;
     }
     text += "\n";
-    let headings = [
-        ">VCPU",
-        ">NODE",
-        "STANDING",
-        "CPUS",
-        "OPERATOR'S",
-        ">PRESSURE",
-        "TYPE",
-        ">MEMORY",
-        ">REMOTE",
-        ">RAN",
-        ">WAITED",
-        ">THROTTLED",
-        "FIGURES",
-        ">MOVES",
-    ];
-    let mut table = Table::new(&headings);
+    let mut table = Table::new(
+        ">VCPU  >NODE  STANDING  CPUS  OPERATOR'S  >PRESSURE  TYPE  >MEMORY  >REMOTE  >RAN  >WAITED  >THROTTLED  FIGURES  >MOVES",
+    );
     for vcpu in &vm.vcpus {
         let text = |value: &Option<String>| value.as_deref().map_or_else(|| "-".to_owned(), plain);
-        table.cells(vec![
+        table.row(vec![
             vcpu.vcpu.to_string(),
             or_dash(vcpu.node),
             text(&vcpu.standing),

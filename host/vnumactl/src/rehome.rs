@@ -3,7 +3,7 @@
 use crate::{
     failure::Failure,
     progress::{self, Progress},
-    table::{Table, or_dash, plain, size},
+    table::{Table, list, or_dash, plain, shown},
 };
 use clap::Args;
 use std::time::Duration;
@@ -83,12 +83,11 @@ fn figures(state: &RehomeState) -> String {
 
 /// All of it.
 pub fn text(rehome: &Rehome) -> String {
-    let mut table = Table::new(&[">NODE", ">HOME", "MEMORY", "BOUND TO"]);
+    let mut table = Table::new(">NODE  >HOME  MEMORY  BOUND TO");
     for node in &rehome.guest_nodes {
         let place = |place: &vnuma_api::NodeBytes| format!("{} on {}", shown(place.bytes), place.node);
-        let places: Vec<String> = node.places.iter().map(place).collect();
-        let bound: Vec<String> = node.bound.iter().map(u32::to_string).collect();
-        table.row([node.id.to_string(), or_dash(node.home), list(&places), list(&bound)]);
+        let (places, bound) = (node.places.iter().map(place), node.bound.iter().map(u32::to_string));
+        table.row([node.id.to_string(), or_dash(node.home), list(places), list(bound)]);
     }
     let mut text = format!("{}\n\n{}", plain(&rehome.vm), table.text(2));
     text += &stays(rehome);
@@ -131,8 +130,8 @@ pub fn text(rehome: &Rehome) -> String {
 fn stays(rehome: &Rehome) -> String {
     let line = |node: &GuestNodeHome| {
         let stays = node.stays.as_ref()?;
-        let nodes: Vec<String> = stays.vcpus_on.iter().map(u32::to_string).collect();
-        let (nodes, reason, text) = (list(&nodes), plain(&stays.reason), plain(&stays.text));
+        let nodes = list(stays.vcpus_on.iter().map(u32::to_string));
+        let (reason, text) = (plain(&stays.reason), plain(&stays.text));
         Some(format!(
             "  The vCPUs of guest node {} run on {nodes}, and its memory stays ({reason}): {text}\n",
             node.id
@@ -155,14 +154,6 @@ fn vcpus(vcpus: &[u32]) -> String {
         [] => "no vCPUs".to_owned(),
         some => format!("vCPUs {}", some.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")),
     }
-}
-
-fn list(words: &[String]) -> String {
-    if words.is_empty() { "-".to_owned() } else { words.join(", ") }
-}
-
-fn shown(bytes: u64) -> String {
-    size(bytes >> 10)
 }
 
 #[cfg(test)]

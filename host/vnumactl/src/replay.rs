@@ -415,8 +415,7 @@ impl Player {
 pub fn text(replay: &Replay) -> String {
     let Replay { policy, periods, vms, steps, step_count } = replay;
     let mut text = format!("{periods} periods through {policy}: {step_count} steps\n\n");
-    let mut table =
-        Table::new(&["VM", "RECORDED", ">VCPUS", ">STEPS", ">REMOTE AS IT WAS", ">REMOTE THEN", "FIGURES"]);
+    let mut table = Table::new("VM  RECORDED  >VCPUS  >STEPS  >REMOTE AS IT WAS  >REMOTE THEN  FIGURES");
     let share = |remote: u64, all: u64| match all {
         0 => "-".to_owned(),
         _ => format!("{:.1} %", remote as f64 / all as f64 * 100.0),
@@ -437,8 +436,7 @@ pub fn text(replay: &Replay) -> String {
         return text;
     }
     text += "\n";
-    let mut table =
-        Table::new(&[">SECOND", "VM", ">VCPU", ">FROM", ">TO", "CPUS", ">REMOTE", ">EXPECTED", "WHY"]);
+    let mut table = Table::new(">SECOND  VM  >VCPU  >FROM  >TO  CPUS  >REMOTE  >EXPECTED  WHY");
     let percent = crate::policy::percent;
     for Step { seconds, vm, vcpu, step } in steps {
         let because = step.caused_by.as_ref().map_or_else(String::new, |vm| format!(" (because of {vm})"));

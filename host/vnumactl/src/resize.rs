@@ -3,7 +3,7 @@
 use crate::{
     failure::Failure,
     place::size as parse_size,
-    table::{Table, or_dash, plain, size},
+    table::{Table, list, or_dash, plain, shown},
 };
 use clap::Args;
 use std::time::Duration;
@@ -79,8 +79,7 @@ pub async fn run(client: &Client, arguments: &Arguments, json: bool) -> Result<(
 
 /// All of it.
 pub fn text(sizes: &Sizes) -> String {
-    let headings = [">NODE", ">FROM", ">BOOTED", ">PLUGGED", ">REQUESTED", ">MOST", "AUTO", "THERE"];
-    let mut table = Table::new(&headings);
+    let mut table = Table::new(">NODE  >FROM  >BOOTED  >PLUGGED  >REQUESTED  >MOST  AUTO  THERE");
     for node in &sizes.guest_nodes {
         table.row(row(node));
     }
@@ -99,8 +98,7 @@ fn row(node: &GuestNodeSize) -> [String; 8] {
     let known = |bytes: u64| if node.pluggable.is_some() { shown(bytes) } else { "-".to_owned() };
     let whole = |bytes: u64| shown(node.boot_bytes.saturating_add(bytes));
     let bounds = auto.map(|auto| format!("{} to {}", whole(auto.least_bytes), whole(auto.most_bytes)));
-    let places: Vec<String> =
-        places.iter().map(|place| format!("{} on {}", shown(place.bytes), place.node)).collect();
+    let places = places.iter().map(|place| format!("{} on {}", shown(place.bytes), place.node));
     [
         node.id.to_string(),
         or_dash(node.plugs_from),
@@ -109,7 +107,7 @@ fn row(node: &GuestNodeSize) -> [String; 8] {
         known(requested_bytes),
         known(most_bytes),
         or_dash(bounds),
-        if places.is_empty() { "-".to_owned() } else { places.join(", ") },
+        list(places),
     ]
 }
 
@@ -127,10 +125,6 @@ fn change(node: &GuestNodeSize, state: &ResizeState) -> String {
         ),
     };
     line + &state.problem.iter().map(|problem| format!("\n  {}", plain(problem))).collect::<String>()
-}
-
-fn shown(bytes: u64) -> String {
-    size(bytes >> 10)
 }
 
 #[cfg(test)]

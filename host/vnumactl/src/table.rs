@@ -1,34 +1,24 @@
 //! Columns that line up.
 
-/// Which side a column is aligned to.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Align {
-    Left,
-    Right,
-}
-
 /// Rows below a heading.
 pub struct Table {
-    align: Vec<Align>,
+    /// Is it aligned to the right, of each column.
+    right: Vec<bool>,
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
-    /// A table with these headings; `>` before one aligns its column to the right.
-    pub fn new(headings: &[&str]) -> Self {
-        let align = |heading: &&str| if heading.starts_with('>') { Align::Right } else { Align::Left };
+    /// A table with these headings, two spaces apart; `>` before one aligns its column to the right.
+    pub fn new(headings: &str) -> Self {
+        let headings: Vec<&str> = headings.split("  ").collect();
+        let right = |heading: &&str| heading.starts_with('>');
         let text = |heading: &&str| heading.trim_start_matches('>').to_owned();
-        Self { align: headings.iter().map(align).collect(), rows: vec![headings.iter().map(text).collect()] }
+        Self { right: headings.iter().map(right).collect(), rows: vec![headings.iter().map(text).collect()] }
     }
 
     /// Adds a row.
-    pub fn row<const N: usize>(&mut self, cells: [String; N]) {
+    pub fn row(&mut self, cells: impl Into<Vec<String>>) {
         self.rows.push(cells.into());
-    }
-
-    /// Adds a row of any length.
-    pub fn cells(&mut self, cells: Vec<String>) {
-        self.rows.push(cells);
     }
 
     /// The text, each line indented.
@@ -36,22 +26,25 @@ impl Table {
         let width = |column: usize| {
             self.rows.iter().filter_map(|row| row.get(column)).map(|c| c.chars().count()).max()
         };
-        let widths: Vec<usize> = (0..self.align.len()).map(|column| width(column).unwrap_or(0)).collect();
+        let widths: Vec<usize> = (0..self.right.len()).map(|column| width(column).unwrap_or(0)).collect();
         let mut text = String::new();
         for row in &self.rows {
-            let cells = row.iter().zip(&widths).zip(&self.align).map(|((cell, &width), align)| {
+            let cells = row.iter().zip(&widths).zip(&self.right).map(|((cell, &width), right)| {
                 // Not by a width of format!, which has 16 bits: a VM's problem may be any text.
                 let space = " ".repeat(width - cell.chars().count());
-                match align {
-                    Align::Left => format!("{cell}{space}"),
-                    Align::Right => format!("{space}{cell}"),
-                }
+                if *right { space + cell } else { cell.clone() + &space }
             });
             let line = cells.collect::<Vec<_>>().join("  ");
             text.push_str(&format!("{:indent$}{}\n", "", line.trim_end()));
         }
         text
     }
+}
+
+/// All of them, or `-` where there is none.
+pub fn list(items: impl Iterator<Item = String>) -> String {
+    let items: Vec<String> = items.collect();
+    if items.is_empty() { "-".to_owned() } else { items.join(", ") }
 }
 
 /// A value, or `-` where there is none.
@@ -66,6 +59,11 @@ pub fn size(kib: u64) -> String {
         10_240..10_485_760 => format!("{} MiB", kib >> 10),
         _ => format!("{} GiB", kib >> 20),
     }
+}
+
+/// The same, from bytes.
+pub fn shown(bytes: u64) -> String {
+    size(bytes >> 10)
 }
 
 /// Text of others, without what could disturb a terminal.
@@ -84,7 +82,7 @@ mod tests {
 
     #[test]
     fn columns_line_up() {
-        let mut table = Table::new(&["NAME", ">CPU", "STATE"]);
+        let mut table = Table::new("NAME  >CPU  STATE");
         table.row(["a".into(), "12".into(), "true".into()]);
         table.row(["longer".into(), "3".into(), "".into()]);
         assert_eq!(table.text(1), " NAME    CPU  STATE\n a        12  true\n longer    3\n");
@@ -92,7 +90,7 @@ mod tests {
 
     #[test]
     fn a_cell_may_be_of_any_length() {
-        let mut table = Table::new(&["A", ">B"]);
+        let mut table = Table::new("A  >B");
         table.row(["x".repeat(100_000), "1".into()]);
         table.row(["y".into(), "2".into()]);
         assert!(table.text(0).lines().all(|line| line.len() == 100_003));

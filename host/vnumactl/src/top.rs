@@ -144,7 +144,7 @@ pub fn text(vms: &[Scheduling]) -> String {
     if vms.is_empty() {
         return "no VMs\n".to_owned();
     }
-    let mut table = Table::new(&HEADINGS);
+    let mut table = Table::new(&HEADINGS.join("  "));
     for (vm, vcpu) in sorted(vms) {
         table.row(cells(vm, vcpu));
     }

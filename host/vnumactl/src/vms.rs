@@ -10,19 +10,8 @@ pub fn list(vms: &[Vm]) -> String {
     if vms.is_empty() {
         return "no VMs; vnumad looks for QMP sockets, by default in /run/vnuma/qmp\n".to_owned();
     }
-    let headings = [
-        "NAME",
-        ">PID",
-        "CHANNEL",
-        ">NODES",
-        ">VCPUS",
-        ">TRUE",
-        ">APPROXIMATE",
-        ">STALE",
-        ">UNKNOWN",
-        "PROBLEM",
-    ];
-    let mut table = Table::new(&headings);
+    let mut table =
+        Table::new("NAME  >PID  CHANNEL  >NODES  >VCPUS  >TRUE  >APPROXIMATE  >STALE  >UNKNOWN  PROBLEM");
     for vm in vms {
         let count = |state| vm.vcpus.iter().filter(|vcpu| vcpu.state == state).count().to_string();
         table.row([
@@ -56,8 +45,7 @@ pub fn show(vm: &Vm) -> String {
     if !vm.described && vm.pid.is_some() {
         text += "not described by QEMU yet: guest nodes are unknown, vCPUs are those that the host kernel shows\n";
     } else if vm.nodes.is_empty() && vm.pid.is_some() {
-        text += "a UMA VM: no guest nodes, nothing to publish
-";
+        text += "a UMA VM: no guest nodes, nothing to publish\n";
     }
     if !vm.nodes.is_empty() {
         text += "\nGuest nodes\n";
@@ -92,27 +80,12 @@ pub fn show(vm: &Vm) -> String {
 /// What the guest reports of its driver.
 fn driver(publication: &Publication) -> String {
     let mut text = match (&publication.driver_version, publication.driver_mode) {
-        (None, _) => "Driver: none
-"
-        .to_owned(),
-        (Some(version), None) => format!(
-            "Driver: {}, applies nothing
-",
-            plain(version)
-        ),
-        (Some(version), Some(mode)) => format!(
-            "Driver: {}, {mode} mode
-",
-            plain(version)
-        ),
+        (None, _) => "Driver: none\n".to_owned(),
+        (Some(version), None) => format!("Driver: {}, applies nothing\n", plain(version)),
+        (Some(version), Some(mode)) => format!("Driver: {}, {mode} mode\n", plain(version)),
     };
     if let Some(refused) = publication.refused {
-        text += &format!(
-            "Refused: generation {}: {}
-",
-            refused.generation,
-            error_text(refused.errno)
-        );
+        text += &format!("Refused: generation {}: {}\n", refused.generation, error_text(refused.errno));
     }
     text
 }
@@ -126,22 +99,18 @@ pub fn error_text(errno: i32) -> String {
 }
 
 fn nodes(vm: &Vm) -> String {
-    let ids: Vec<String> = vm.nodes.iter().map(|node| node.id.to_string()).collect();
-    let distances = ids.iter().map(|id| format!(">TO {id}"));
-    let headings: Vec<String> =
-        [">NODE", ">HOME", ">MEMORY"].map(str::to_owned).into_iter().chain(distances).collect();
-    let mut table = Table::new(&headings.iter().map(String::as_str).collect::<Vec<_>>());
+    let distances: String = vm.nodes.iter().map(|node| format!("  >TO {}", node.id)).collect();
+    let mut table = Table::new(&format!(">NODE  >HOME  >MEMORY{distances}"));
     for (node, row) in vm.nodes.iter().zip(vm.distances.rows()) {
         let cells = [node.id.to_string(), or_dash(node.home), crate::table::size(node.memory_bytes >> 10)];
-        table.cells(cells.into_iter().chain(row.iter().map(u8::to_string)).collect());
+        table.row(cells.into_iter().chain(row.iter().map(u8::to_string)).collect::<Vec<_>>());
     }
     table.text(2)
 }
 
 fn vcpus(vcpus: &[Vcpu]) -> String {
-    let headings =
-        [">VCPU", ">THREAD", ">HOST CPU", ">HOST NODE", "PINNED", ">PUBLISHED", ">ACKED", ">TARGET", "STATE"];
-    let mut table = Table::new(&headings);
+    let mut table =
+        Table::new(">VCPU  >THREAD  >HOST CPU  >HOST NODE  PINNED  >PUBLISHED  >ACKED  >TARGET  STATE");
     for vcpu in vcpus {
         table.row([
             vcpu.apic_id.to_string(),
@@ -159,8 +128,7 @@ fn vcpus(vcpus: &[Vcpu]) -> String {
 }
 
 fn devices(devices: &[VmDevice]) -> String {
-    let headings = ["DEVICE", ">HOST NODE", "IN THE GUEST", ">PUBLISHED", ">ACKED", ">TARGET", "STATE"];
-    let mut table = Table::new(&headings);
+    let mut table = Table::new("DEVICE  >HOST NODE  IN THE GUEST  >PUBLISHED  >ACKED  >TARGET  STATE");
     for device in devices {
         table.row([
             plain(&device.host),

@@ -216,7 +216,7 @@ fn measured(alone: &ThreadCounts, beside: &ThreadCounts) -> Measured {
 
 /// For people.
 pub fn text(found: &Calibration) -> String {
-    let mut table = Table::new(&[">PRESSURE", ">MISSES ALONE", ">BESIDE OTHERS", "TYPE", "LOAD"]);
+    let mut table = Table::new(">PRESSURE  >MISSES ALONE  >BESIDE OTHERS  TYPE  LOAD");
     let percent = |share: f64| format!("{:.1} %", share * 100.0);
     for load in &found.loads {
         table.row([
