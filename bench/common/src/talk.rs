@@ -7,7 +7,6 @@ use std::{
     io::{Read, Write},
     os::fd::AsFd,
     process::{ChildStdin, ChildStdout},
-    thread,
     time::{Duration, Instant},
 };
 use vnuma_scenario::{Process, wait_for, waiting};
@@ -69,13 +68,9 @@ impl Drop for Talk {
     /// them would keep its port.
     fn drop(&mut self) {
         drop(self.input.take());
-        let end = Instant::now() + DROP;
-        while matches!(self.process.0.try_wait(), Ok(None)) {
-            if Instant::now() > end {
-                eprintln!("{} does not end, and is killed", self.output.who);
-                return;
-            }
-            thread::sleep(Duration::from_millis(20));
+        let ended = || Ok(self.process.0.try_wait()?.is_some());
+        if let Err(error) = wait_for(&format!("{} to end", self.output.who), DROP, ended) {
+            eprintln!("{error:#}; it is killed");
         }
     }
 }

@@ -1,16 +1,16 @@
 //! vnuma-guest in the guest of `nuioa-aware`: its rules, and what it has done.
 
 use super::{Cpus, pci, set_threads};
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result};
 use std::{
     fs::{self, File},
     os::unix::process::CommandExt,
     path::Path,
     process::Command,
-    thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 use vnuma_model::CpuSet;
+use vnuma_scenario::wait_for;
 
 const RULES: &str = "/root/vnuma-guest.toml";
 /// What vnuma-guest says.
@@ -37,8 +37,8 @@ const COMMAND: &str = "vnuma-guest";
 pub fn keep_on(cpu: usize) -> Result<()> {
     let mut set = Cpus::new();
     set.set(cpu).with_context(|| format!("CPU {cpu}"))?;
-    let end = Instant::now() + HANG;
-    loop {
+    // It starts when the guest knows where its devices are.
+    wait_for(&format!("{COMMAND} to run"), HANG, || {
         let mut found = false;
         for entry in fs::read_dir("/proc").context("/proc")? {
             let process = entry?.path();
@@ -47,29 +47,21 @@ pub fn keep_on(cpu: usize) -> Result<()> {
                 found = true;
             }
         }
-        if found {
-            return Ok(());
-        }
-        // It starts when the guest knows where its devices are.
-        ensure!(Instant::now() < end, "{COMMAND} does not run");
-        thread::sleep(Duration::from_millis(200));
-    }
+        Ok(found)
+    })
 }
 
 /// Writes the rules, and becomes vnuma-guest, on a CPU that is not of the devices' node.
 pub fn run() -> Result<()> {
     let (disks, cards) = (pci::disks()?, pci::cards()?);
     fs::write(RULES, rules(pci::address(&disks[0])?, pci::address(&cards[0])?)).context(RULES)?;
-    let end = Instant::now() + HANG;
-    let home = loop {
-        match usize::try_from(pci::node(&cards[0])?) {
-            Ok(node) => break node,
-            Err(_) if Instant::now() > end => bail!("the guest is not told where its devices are"),
-            Err(_) => thread::sleep(Duration::from_millis(200)),
-        }
-    };
+    let mut home = None;
+    wait_for("the guest to be told where its devices are", HANG, || {
+        home = usize::try_from(pci::node(&cards[0])?).ok();
+        Ok(home.is_some())
+    })?;
     let nodes = super::nodes()?;
-    let others = nodes.iter().enumerate().filter(|(node, _)| *node != home);
+    let others = nodes.iter().enumerate().filter(|(node, _)| Some(*node) != home);
     let cpu = others.flat_map(|(_, cpus)| cpus).next().context("all CPUs are on the devices' node")?;
     let log = File::create(LOG).context(LOG)?;
     let mut command = Command::new("taskset");
@@ -93,23 +85,16 @@ fn rules(disk: &str, card: &str) -> String {
 
 /// Waits until all threads of a process may run on these CPUs only, and interrupts of the device, if any are named, come there.
 pub fn await_placed(process: u32, cpus: &CpuSet, interrupts_of: Option<&Path>) -> Result<()> {
-    let end = Instant::now() + HANG;
-    loop {
-        let mut found = affinities(process)?;
-        if let Some(device) = interrupts_of {
-            for interrupt in pci::interrupts(device)? {
-                let path = format!("/proc/irq/{interrupt}/smp_affinity_list");
-                found.push(fs::read_to_string(&path).context(path)?);
-            }
+    let mut found = Vec::new();
+    wait_for(&format!("vnuma-guest to place process {process} on {cpus}"), HANG, || {
+        found = affinities(process)?;
+        for interrupt in interrupts_of.map_or_else(|| Ok(Vec::new()), pci::interrupts)? {
+            let path = format!("/proc/irq/{interrupt}/smp_affinity_list");
+            found.push(fs::read_to_string(&path).context(path)?);
         }
-        if within(&found, cpus)? {
-            return Ok(());
-        }
-        if Instant::now() > end {
-            bail!("vnuma-guest has not placed process {process} on {cpus}: {found:?}");
-        }
-        thread::sleep(Duration::from_millis(200));
-    }
+        within(&found, cpus)
+    })
+    .with_context(|| format!("it may run on {found:?}"))
 }
 
 /// What vnuma-guest has said of a process, and of the interrupts that it keeps; at last, where the threads may run now.

@@ -10,6 +10,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
+use vnuma_scenario::wait_for;
 
 /// Blocks after which fio has started.
 const READS: u64 = 200;
@@ -145,14 +146,12 @@ fn namespaces() -> Result<BTreeSet<String>> {
 
 /// The one that comes.
 fn new_namespace(before: &BTreeSet<String>) -> Result<String> {
-    let end = Instant::now() + HANG;
-    while Instant::now() < end {
-        if let Some(name) = namespaces()?.difference(before).next() {
-            return Ok(name.clone());
-        }
-        thread::sleep(Duration::from_millis(200));
-    }
-    anyhow::bail!("{BLOCKS}: no block device has come")
+    let mut found = None;
+    wait_for("a block device to come", HANG, || {
+        found = namespaces()?.difference(before).next().cloned();
+        Ok(found.is_some())
+    })?;
+    found.context(BLOCKS)
 }
 
 #[cfg(test)]

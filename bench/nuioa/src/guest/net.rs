@@ -5,13 +5,14 @@ use crate::{
     committed::{GUEST_ADDRESS, PEER_ADDRESS, Pace, Verb, Way},
     sockets,
 };
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use std::{
     fs,
     path::{Path, PathBuf},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
+use vnuma_scenario::wait_for;
 
 const WORK: &str = "/sys/devices/virtual/workqueue/cpumask";
 const HANG: Duration = Duration::from_secs(60);
@@ -27,11 +28,8 @@ pub fn up(card: &Path, place: Place) -> Result<PathBuf> {
     process::run("ip", &["address", "replace", &format!("{GUEST_ADDRESS}/16"), "dev", &interface])?;
     process::run("ip", &["link", "set", &interface, "up"])?;
     let directory = card.join("net").join(&interface);
-    let end = Instant::now() + HANG;
-    while fs::read_to_string(directory.join("operstate"))?.trim() != "up" {
-        ensure!(Instant::now() < end, "{interface} has no link");
-        thread::sleep(Duration::from_millis(100));
-    }
+    let is_up = || Ok(fs::read_to_string(directory.join("operstate"))?.trim() == "up");
+    wait_for(&format!("{interface} to have a link"), HANG, is_up)?;
     if !place.by_agent {
         for interrupt in pci::interrupts(card)? {
             let path = format!("/proc/irq/{interrupt}/smp_affinity_list");
