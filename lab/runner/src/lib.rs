@@ -58,7 +58,7 @@ pub use qemu::{Accel, Init};
 pub use recipe::{Recipe, RecipeError, Role};
 pub use retries::boot_retries;
 pub use run::{DEFAULT_TIMEOUT, LabRun, Output, Stdin};
-pub use run_directory::RunDirectoryError;
+pub use run_directory::{RunDirectory, RunDirectoryError, run_directory};
 
 /// The agent's types that the API of this crate uses.
 pub use vnuma_lab_agent::{client::Input, protocol::Exec};

@@ -7,15 +7,15 @@ use std::path::{Path, PathBuf};
 use crate::cache::{Lock, try_lock};
 use crate::children::ScratchDir;
 
-/// A directory that goes with this value.
-pub(crate) struct RunDirectory {
+/// A directory that goes with this value, and at a signal ([`crate::end_on_signals`]).
+pub struct RunDirectory {
     directory: ScratchDir,
     _lock: Lock,
 }
 
 impl RunDirectory {
     /// Where it is.
-    pub(crate) fn path(&self) -> &Path {
+    pub fn path(&self) -> &Path {
         self.directory.path()
     }
 }
@@ -30,7 +30,7 @@ pub struct RunDirectoryError {
 
 /// Makes a directory for the files of a run; its lock shows that the run lives. Remains of runs that were killed
 /// are removed.
-pub(crate) fn run_directory() -> Result<RunDirectory, RunDirectoryError> {
+pub fn run_directory() -> Result<RunDirectory, RunDirectoryError> {
     const PREFIX: &str = "vnuma-lab-";
     let parent = std::env::temp_dir();
     let error = |path: &Path| {

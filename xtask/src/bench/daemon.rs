@@ -1,6 +1,6 @@
 //! What vnumad costs with hundreds of VMs, and how fast it publishes, on this machine: bench/daemon measures.
 
-use super::{Form, build, commit};
+use super::{Form, build, commit, with_scratch};
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 use std::process::{Command, Stdio};
@@ -36,6 +36,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let [vnumad, bench] = &programs[..] else { bail!("a program is missing") };
     let mut bench = Command::new(bench);
     bench.arg("run").arg("--vnumad").arg(vnumad).args(form.words()).stdout(Stdio::piped());
+    let _scratch = with_scratch(&mut bench)?;
     let output = bench.spawn().and_then(std::process::Child::wait_with_output).context("bench-daemon")?;
     let report = serde_json::from_slice(&output.stdout);
     let mut report: Value = report.with_context(|| format!("bench-daemon: {}", output.status))?;

@@ -1,7 +1,7 @@
 //! `make bench NAME=dsm`: the user-space DSM beside what its transports and page faults cost by themselves, and programs
 //! beside MPI. What it sends by RDMA is counted on a lab server.
 
-use super::{Form, build};
+use super::{Form, build, with_scratch};
 use crate::{
     setup,
     steps::{run as run_command, workspace},
@@ -44,6 +44,7 @@ pub fn run(Arguments { form }: &Arguments) -> Result<()> {
             Err(error) => bench.arg("--rows-skipped").arg(format!("{error:#}")),
         };
     }
+    let _scratch = with_scratch(&mut bench)?;
     let measured = super::judged(&mut bench);
     println!("report: {}\npicture: {}", report.display(), report.with_extension("svg").display());
     measured

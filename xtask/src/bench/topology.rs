@@ -59,9 +59,9 @@ impl Parts {
     }
 
     /// All figures of one guest kernel, on one server.
-    fn kernel(&mut self, programs: &Programs, kernel: &str, size: &Size) {
+    fn kernel(&mut self, programs: &[(PathBuf, String)], kernel: &str, size: &Size) {
         println!("guest kernel {kernel}");
-        let figures = match boot(SERVER, None, &programs.0) {
+        let figures = match boot(SERVER, None, programs) {
             Ok(lab) => self.of_kernel(&lab, kernel, size),
             Err(error) => self.part(kernel, Err(error)),
         };
@@ -110,13 +110,13 @@ impl Parts {
     }
 
     /// What needs no kernel of its own.
-    fn others(&mut self, programs: &Programs, size: &Size) {
+    fn others(&mut self, programs: &[(PathBuf, String)], size: &Size) {
         for name in ["generation_read_ns", "sched_getcpu_ns"] {
             let cost = self.report["6.12"]["cost"][name].clone();
             self.insert(name, cost);
         }
         println!("vnumad at rest");
-        let daemon = boot(SERVER, None, &programs.0).and_then(|lab| json_of(&lab, "bench-topology daemon"));
+        let daemon = boot(SERVER, None, programs).and_then(|lab| json_of(&lab, "bench-topology daemon"));
         let daemon = self.part("vnumad at rest", daemon);
         self.insert("daemon_wakeups_per_s", daemon["daemon_wakeups_per_s"].clone());
         self.insert("daemon", daemon);
@@ -143,7 +143,7 @@ pub fn run(Arguments { form, kernel }: &Arguments) -> Result<()> {
         false => kernel.iter().any(|kernel| kernel == one),
     };
     let kernels: Vec<_> = KERNELS.into_iter().filter(chosen).collect();
-    let programs = Programs::build(form.smoke, &kernels)?;
+    let programs = programs(form.smoke, &kernels)?;
     let mut parts = Parts::default();
     parts.insert("source", "measured in the lab, but for overhead_no_change, which is modelled");
     parts.insert("server", SERVER);
@@ -172,14 +172,14 @@ pub fn run(Arguments { form, kernel }: &Arguments) -> Result<()> {
     check_limits(&goals)
 }
 
-fn of_abuse(programs: &Programs, size: &Size) -> Result<Value> {
-    let lab = boot(SERVER, None, &programs.0)?;
+fn of_abuse(programs: &[(PathBuf, String)], size: &Size) -> Result<Value> {
+    let lab = boot(SERVER, None, programs)?;
     json_of(&lab, &format!("bench-topology abuse --driver /root/vnuma-6.12.ko --moves {}", size.abuse))
 }
 
-fn of_overhead(programs: &Programs, size: &Size) -> Result<Value> {
+fn of_overhead(programs: &[(PathBuf, String)], size: &Size) -> Result<Value> {
     let counters: Counters = COUNTERS.parse()?;
-    let lab = boot(COUNTERS_SERVER, Some(&counters), &programs.0)?;
+    let lab = boot(COUNTERS_SERVER, Some(&counters), programs)?;
     json_of(&lab, &format!("bench-topology overhead --driver /root/vnuma-6.12.ko --rounds {}", size.overhead))
 }
 
@@ -205,30 +205,26 @@ const SMOKE: Size =
     Size { idle: 4, loaded: 4, replug: 1, demo: 6, other_changes: false, overhead: 0, abuse: 0 };
 
 /// What is put on a server: here, there.
-struct Programs(Vec<(PathBuf, String)>);
-
-impl Programs {
-    fn build(smoke: bool, kernels: &[&str]) -> Result<Self> {
-        let measured =
-            [("vnumad", "vnumad"), ("vnumactl", "vnumactl"), ("vnuma-bench-topology", "bench-topology")];
-        let others = [("vnuma-demo", "vnuma-demo"), ("vnuma-lab-tests", "lab-scenario")];
-        let there = measured.iter().chain(&others).map(|(_, name)| match *name {
-            "lab-scenario" => format!("/root/{name}"),
-            _ => format!("/usr/local/bin/{name}"),
-        });
-        let built = [build(smoke, &measured)?, build_binaries(&others)?].concat();
-        let mut files: Vec<_> = built.into_iter().zip(there).collect();
-        for kernel in kernels {
-            files.push((driver::build(kernel)?, format!("/root/vnuma-{kernel}.ko")));
-        }
-        let tools = driver::tools(kernels[0])?;
-        for tool in ["vnuma-check", "vnuma-fake-host"] {
-            files.push((tools.join(tool), format!("/root/{tool}")));
-        }
-        let load = build_binaries(&[("lab-count", "lab-load")])?.pop().context("lab-load")?;
-        files.push((load, "/run/lab/bin/lab-load".to_owned()));
-        Ok(Self(files))
+fn programs(smoke: bool, kernels: &[&str]) -> Result<Vec<(PathBuf, String)>> {
+    let measured =
+        [("vnumad", "vnumad"), ("vnumactl", "vnumactl"), ("vnuma-bench-topology", "bench-topology")];
+    let others = [("vnuma-demo", "vnuma-demo"), ("vnuma-lab-tests", "lab-scenario")];
+    let there = measured.iter().chain(&others).map(|(_, name)| match *name {
+        "lab-scenario" => format!("/root/{name}"),
+        _ => format!("/usr/local/bin/{name}"),
+    });
+    let built = [build(smoke, &measured)?, build_binaries(&others)?].concat();
+    let mut files: Vec<_> = built.into_iter().zip(there).collect();
+    for kernel in kernels {
+        files.push((driver::build(kernel)?, format!("/root/vnuma-{kernel}.ko")));
     }
+    let tools = driver::tools(kernels[0])?;
+    for tool in ["vnuma-check", "vnuma-fake-host"] {
+        files.push((tools.join(tool), format!("/root/{tool}")));
+    }
+    let load = build_binaries(&[("lab-count", "lab-load")])?.pop().context("lab-load")?;
+    files.push((load, "/run/lab/bin/lab-load".to_owned()));
+    Ok(files)
 }
 
 /// Commands that were run again.
