@@ -24,7 +24,7 @@ use vnuma_bench_figures::{
     ending,
     goals::{Limit, check_limits},
 };
-use vnuma_lab_runner::{build_binaries, build_release_binaries};
+use vnuma_lab_runner::{RunDirectory, build_binaries, build_release_binaries, end_on_signals, run_directory};
 use vnuma_scenario::waiting;
 
 use crate::steps::workspace;
@@ -161,6 +161,14 @@ fn commit() -> String {
 fn build(smoke: bool, programs: &[(&str, &str)]) -> Result<Vec<PathBuf>> {
     let _waiting = waiting("cargo to build the programs");
     Ok(if smoke { build_binaries(programs) } else { build_release_binaries(programs) }?)
+}
+
+/// Has a program keep its temporary files where they are removed at an interrupt, too.
+fn with_scratch(program: &mut Command) -> Result<RunDirectory> {
+    end_on_signals().context("signal handlers")?;
+    let directory = run_directory()?;
+    program.env("TMPDIR", directory.path());
+    Ok(directory)
 }
 
 /// Runs a program that measures or judges. What it ends with says whether goals are missed.

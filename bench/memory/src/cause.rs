@@ -5,14 +5,13 @@ use crate::{
     vm::Machine,
 };
 use anyhow::{Context, Result, ensure};
-use std::{collections::BTreeMap, fs, time::Duration};
+use std::{collections::BTreeMap, fs};
 use vnuma_bench_common::host::write;
-use vnuma_scenario::wait_for;
+use vnuma_scenario::{HANG_LIMIT, wait_for};
 
 const KSM: &str = "/sys/kernel/mm/ksm";
 /// KSM looks at so many pages at a time, and sleeps for so many milliseconds in between.
 const KSM_PACE: [(&str, &str); 2] = [("pages_to_scan", "20000"), ("sleep_millisecs", "20")];
-const HANG: Duration = Duration::from_secs(120);
 /// What the balloon takes and gives back in each period, MiB.
 const BREATH_MIB: u64 = 32;
 
@@ -60,7 +59,7 @@ fn merge(mib: u64) -> Result<u64> {
     write(&format!("{KSM}/run"), "1")?;
     let path = format!("{KSM}/pages_sharing");
     let mut merged = 0;
-    let enough = wait_for("KSM to merge the guest's pages", HANG, || {
+    let enough = wait_for("KSM to merge the guest's pages", HANG_LIMIT, || {
         let text = fs::read_to_string(&path).with_context(|| path.clone())?;
         merged = text.trim().parse::<u64>().with_context(|| format!("{path}: {text:?}"))? * 4096;
         Ok(merged >= (mib << 20) / 10 * 9)

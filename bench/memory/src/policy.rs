@@ -7,17 +7,16 @@ use crate::{
 };
 use anyhow::{Context, Result};
 use serde_json::Value;
-use std::{collections::BTreeMap, fs, path::Path, time::Duration};
+use std::{collections::BTreeMap, fs, path::Path};
 use vnuma_bench_common::{
     guest_memory::GuestMemory,
     host::{Numad, affine, balance, balanced, counted},
     threads::{Thread, threads_of},
 };
-use vnuma_scenario::{Process, output, vnumactl, vnumad_logging_to, wait_for};
+use vnuma_scenario::{HANG_LIMIT, Process, output, vnumactl, vnumad_logging_to, wait_for};
 
 const CONFIGURATION: &str = "/root/memory.toml";
 const LOG: &str = "/root/vnumad.log";
-const HANG: Duration = Duration::from_secs(120);
 /// vnumad's default between two looks, seconds (docs/vnumad.md).
 const OBSERVE_S: f64 = 60.0;
 /// numad takes a second at least (numad(8), `-i`): its default interval is 5 to 15 s.
@@ -137,7 +136,7 @@ fn moved_bytes(moves: &Value) -> u64 {
 fn start_vnumad(period_s: f64) -> Result<(Process, Vec<(String, Thread)>)> {
     fs::write(CONFIGURATION, configuration(period_s)).context(CONFIGURATION)?;
     let daemon = vnumad_logging_to(Path::new(LOG), &["--config", CONFIGURATION])?;
-    wait_for("vnumad to know the homes of the VM", HANG, || {
+    wait_for("vnumad to know the homes of the VM", HANG_LIMIT, || {
         let Ok(shown) = vnumactl(&["memory", NAME]) else { return Ok(false) };
         let nodes = shown["nodes"].as_array().cloned().unwrap_or_default();
         Ok(!nodes.is_empty() && nodes.iter().all(|node| node["home"] == node["id"]))

@@ -22,9 +22,6 @@ use vnuma_bench_common::{
 };
 use vnuma_lab_pricing::{CounterProfile, by_name};
 
-/// Passes of STREAM under which the dilation is measured.
-const DILATION_PASSES: usize = 3;
-
 #[derive(clap::Args)]
 pub struct Arguments {
     /// Only these causes
@@ -52,6 +49,8 @@ pub struct Arguments {
 struct Size {
     store: bool,
     periods: usize,
+    /// Passes of a run of STREAM, and of that under which the dilation is measured.
+    passes: usize,
     /// The shortest period, seconds of the server.
     shortest_s: f64,
 }
@@ -87,8 +86,8 @@ impl Arguments {
 pub fn run(arguments: &Arguments) -> Result<()> {
     let store = arguments.full || arguments.store;
     let size = match arguments.smoke {
-        true => Size { store, periods: 2, shortest_s: 1.0 },
-        false => Size { store, periods: PERIODS, shortest_s: PERIODS_S.0 },
+        true => Size { store, periods: 2, passes: 1, shortest_s: 1.0 },
+        false => Size { store, periods: PERIODS, passes: PASSES, shortest_s: PERIODS_S.0 },
     };
     let header = lab_count::server::header()?;
     let mut server = Server { profile: by_name(header.profile_name())?, size, period_s: None };
@@ -139,7 +138,7 @@ impl Server {
         if self.period_s.is_none() {
             self.period_s(&mut Machine::sized(Means::NeverChanged)?)?;
         }
-        let cell = size::cell(cause, means)?;
+        let cell = size::cell(cause, means, self.size.passes)?;
         let shown = format!("{:?} MiB are free on the guest's nodes", cell.free_mib);
         Ok((Line::Size(cell), shown))
     }
@@ -148,15 +147,15 @@ impl Server {
     fn period_s(&mut self, machine: &mut Machine) -> Result<f64> {
         Ok(match self.period_s {
             Some(period_s) => period_s,
-            None => *self.period_s.insert(introduce(machine, &self.profile, self.size.shortest_s)?),
+            None => *self.period_s.insert(introduce(machine, &self.profile, self.size)?),
         })
     }
 }
 
 /// Prints what the server is. How long its periods are.
-fn introduce(machine: &mut Machine, profile: &CounterProfile, shortest_s: f64) -> Result<f64> {
-    let dilation = dilation(machine, profile.clock_ghz)?;
-    let length_s = (PERIOD_S * dilation).clamp(shortest_s, PERIODS_S.1);
+fn introduce(machine: &mut Machine, profile: &CounterProfile, size: Size) -> Result<f64> {
+    let dilation = dilation(machine, profile.clock_ghz, size.passes)?;
+    let length_s = (PERIOD_S * dilation).clamp(size.shortest_s, PERIODS_S.1);
     eprintln!("dilation {dilation:.1}, periods of {length_s:.1} s");
     print(&Line::Server(raw::Server {
         profile: profile.name.clone(),
@@ -169,10 +168,10 @@ fn introduce(machine: &mut Machine, profile: &CounterProfile, shortest_s: f64) -
 }
 
 /// Time of the server by modelled time, of vCPU 0 under STREAM.
-fn dilation(machine: &mut Machine, clock_ghz: f64) -> Result<f64> {
+fn dilation(machine: &mut Machine, clock_ghz: f64, passes: usize) -> Result<f64> {
     let _: serde_json::Value = machine.ask(&format!("stream {STREAM_MIB}"))?;
     let before = machine.cycles_and_time()?;
-    for _ in 0..DILATION_PASSES {
+    for _ in 0..passes {
         machine.ask::<u64>("pass")?;
     }
     let after = machine.cycles_and_time()?;
@@ -183,27 +182,21 @@ fn dilation(machine: &mut Machine, clock_ghz: f64) -> Result<f64> {
 }
 
 /// A run of STREAM or of the store, in memory that it maps anew.
-fn application(machine: &mut Machine, name: &str, pass: &str) -> Result<Stream> {
+fn application(machine: &mut Machine, [name, pass]: [&str; 2], passes: usize) -> Result<Stream> {
     let ranges: Vec<(u64, u64)> = machine.ask(&format!("{name} {STREAM_MIB}"))?;
     let nodes = machine.memory.where_are(&ranges)?;
-    let passes = (0..PASSES).map(|_| machine.pass(pass)).collect::<Result<_>>()?;
+    let passes = (0..passes).map(|_| machine.pass(pass)).collect::<Result<_>>()?;
     machine.ask::<u64>("end")?;
     let remote = nodes.iter().filter(|node| node.is_some_and(|node| node != 0)).count();
     Ok(Stream { remote_pages: remote as u64, pages: nodes.len() as u64, passes })
-}
-
-fn stream(machine: &mut Machine) -> Result<Stream> {
-    application(machine, "stream", "pass")
-}
-
-fn store(machine: &mut Machine) -> Result<Stream> {
-    application(machine, "store", "lookups")
 }
 
 fn cell(machine: &mut Machine, (cause, policy): (Cause, Policy), period_s: f64, size: Size) -> Result<Cell> {
     machine.ask::<u64>("drop")?;
     cause::clear(cause)?;
     machine.bring_home()?;
+    let stream = |machine: &mut _| application(machine, ["stream", "pass"], size.passes);
+    let store = |machine: &mut _| application(machine, ["store", "lookups"], size.passes);
     let first = stream(machine)?;
     let first_store = size.store.then(|| store(machine)).transpose()?;
     let caused = cause::prepare(cause, machine)?;
@@ -213,6 +206,7 @@ fn cell(machine: &mut Machine, (cause, policy): (Cause, Policy), period_s: f64, 
         .map(|number| period(machine, &mut running, cause, (number, period_s)))
         .collect::<Result<_>>();
     let periods = periods?;
+    machine.settle()?;
     let (pages_moved, daemon) = (running.pages_moved()?, running.daemon()?);
     let all = machine.layout(true)?;
     cause::end(cause, machine)?;
