@@ -332,7 +332,8 @@ impl Checker {
         if let Some((connection, vm)) = self.first.take()
             && !self.connections.contains_key(&connection)
         {
-            self.forget(vm);
+            // What is known of it from outside stays, and so do its moves.
+            self.vms.remove(&vm);
         }
         if let Some((connection, vm, description)) = self.renamed.take()
             && self.connections.contains_key(&connection)
