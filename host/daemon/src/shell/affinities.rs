@@ -2,17 +2,19 @@
 //! the record of masks can block.
 
 use super::{
-    inbox::{Inbox, Message, PinOrder},
+    inbox::{Inbox, Message},
     locator::Reader,
     masks::{Kept, Masks, still},
+    pin_orders::{NOT_CONNECTED, PinOrder, PolicyPins},
     scheduler::{Look, Places, Thread},
+    vm_worker::VmWorker,
 };
 use crate::core::event::{Event, Made, MaskOrder, Ranked, Switch};
 use std::{
     io,
     os::fd::{AsFd, OwnedFd},
     path::PathBuf,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError, Weak},
 };
 use vnuma_api as api;
 use vnuma_model::{ApicId, CpuSet, Steal, VcpuLocation};
@@ -35,8 +37,14 @@ pub(super) struct Move {
 pub(super) enum Order {
     /// An operator's move; [`Event::Moved`] follows.
     Move(Move),
-    /// Masks of policies; [`Event::Confined`] follows. `pins`: the VM's manager sets them, and is told by [`Message::Confine`].
-    Confine { task: TaskId, pid: i32, pidfd: Option<Arc<OwnedFd>>, masks: Vec<MaskOrder>, pins: bool },
+    /// Masks of policies; [`Event::Confined`] follows. `pinner`: who has them set if the VM's manager does that, and may be gone.
+    Confine {
+        task: TaskId,
+        pid: i32,
+        pidfd: Option<Arc<OwnedFd>>,
+        masks: Vec<MaskOrder>,
+        pinner: Option<Weak<VmWorker>>,
+    },
     /// All threads of a process but its vCPUs are kept to CPUs, or get their operators' masks; [`Event::Followed`] follows.
     Follow { task: TaskId, pid: i32, pidfd: Option<Arc<OwnedFd>>, vcpus: Vec<i32>, cpus: Option<CpuSet> },
     /// Masks of policies are given back; [`Event::MasksRestored`] follows. If the VM's manager pins its vCPUs: these, and how
@@ -122,11 +130,12 @@ impl Task {
                 let outcome = self.make(&order);
                 Some(Event::Moved(order.task, outcome))
             }
-            Order::Confine { task, pid, pidfd, masks, pins: false } => {
-                Some(Event::Confined(task, self.confine(pid, pidfd, masks)))
-            }
-            Order::Confine { task, pid, pidfd, masks, pins: true } => {
-                self.confine_by_pins(task, pid, pidfd, masks)
+            Order::Confine { task, pid, pidfd, masks, pinner } => {
+                let outcomes = match pinner {
+                    None => self.confine(pid, pidfd, masks),
+                    Some(pinner) => self.confine_by_pins(task, (pid, pidfd), masks, &pinner),
+                };
+                (!outcomes.is_empty()).then_some(Event::Confined(task, outcomes))
             }
             Order::Follow { task, pid, pidfd, vcpus, cpus } => {
                 let outcome = match pidfd {
@@ -305,10 +314,10 @@ impl Task {
     fn confine_by_pins(
         &mut self,
         task: TaskId,
-        pid: i32,
-        pidfd: Option<Arc<OwnedFd>>,
+        (pid, pidfd): (i32, Option<Arc<OwnedFd>>),
         orders: Vec<MaskOrder>,
-    ) -> Option<Event> {
+        pinner: &Weak<VmWorker>,
+    ) -> Vec<(ApicId, Result<Made, ActError>)> {
         self.masks.leave(pid, orders.iter().map(|order| order.tid));
         self.look();
         let (mut outcomes, mut pins) = (Vec::new(), Vec::new());
@@ -335,10 +344,13 @@ impl Task {
             }
         }
         if !pins.is_empty() {
-            // Fails only while vnumad stops.
-            let _ = self.inbox.send(Message::Confine(task, pid, pins));
+            let pins = PolicyPins::new((task, pid), pins, Arc::clone(&self.inbox));
+            match pinner.upgrade() {
+                Some(worker) => worker.pin_all(pins),
+                None => pins.failed(&NOT_CONNECTED),
+            }
         }
-        (!outcomes.is_empty()).then_some(Event::Confined(task, outcomes))
+        outcomes
     }
 
     /// Records the masks, then sets them. Without a record none is set.

@@ -3,7 +3,7 @@
 use super::{report, totals::Totals};
 use crate::core::{
     Refusal,
-    event::{Event, MaskOrder, Request},
+    event::{Event, Request},
     uses::VmUse,
 };
 use nix::{
@@ -22,7 +22,7 @@ use std::{
 };
 use tokio::sync::{mpsc, oneshot};
 use vnuma_api as api;
-use vnuma_policy::world::{ConnectionId, Mechanism, TaskId};
+use vnuma_policy::world::{ConnectionId, TaskId};
 
 /// Capacity of the message queue. When it is full, a sender waits or counts its message as lost.
 const CAPACITY: usize = 4096;
@@ -32,13 +32,6 @@ const REQUESTS: usize = 1024;
 
 /// Messages taken between two requests.
 const BATCH: usize = 256;
-
-/// A vCPU to pin, or one that scx_vnuma has from now on, whose pin is taken back.
-#[derive(Debug)]
-pub(crate) struct PinOrder {
-    pub(crate) order: MaskOrder,
-    pub(crate) by: Mechanism,
-}
 
 /// A message to the shell.
 #[derive(Debug)]
@@ -50,8 +43,6 @@ pub(crate) enum Message {
     /// Threads of a process were pinned by its VM's manager, or were not. Of these no mask is kept any more, nor does scx_vnuma
     /// have them. Carries the event for the core.
     Pinned(i32, Vec<i32>, Event),
-    /// Of a VM whose manager pins as policies want: threads of its process that run no vCPU are confined by affinities.
-    Confine(TaskId, i32, Vec<PinOrder>),
     /// How many pins of a VM were given back, before the masks that are recorded of its process.
     Unpinned(TaskId, i32, Option<Arc<OwnedFd>>, Result<usize, String>),
 }

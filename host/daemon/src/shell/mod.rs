@@ -37,7 +37,7 @@ mod observer;
 mod others;
 mod page_mover;
 mod pages;
-mod pinned_move;
+mod pin_orders;
 mod pmu;
 mod policy_pins;
 mod processes;
@@ -73,7 +73,7 @@ use locator::Locator;
 use observation_streams::ObservationStreams;
 use observer::Observer;
 use page_mover::PageMover;
-use pinned_move::PinnedMove;
+use pin_orders::{NOT_CONNECTED, PinnedMove};
 use processes::{Probed, Processes};
 use readings::{PeriodReader, Targets, Wanted};
 use rests::Rests;
@@ -82,7 +82,7 @@ use std::{
     collections::{HashMap, VecDeque},
     io,
     os::fd::OwnedFd,
-    sync::Arc,
+    sync::{Arc, Weak},
     time::{Duration, Instant},
 };
 use supervisor::{Supervisor, ThreadPanicked};
@@ -148,7 +148,7 @@ pub(crate) struct Shell {
     factory: BackendFactory,
     inbox: Arc<Inbox>,
     records: ChannelRecords,
-    workers: HashMap<ConnectionId, (VmId, VmWorker)>,
+    workers: HashMap<ConnectionId, (VmId, Arc<VmWorker>)>,
     /// VMs whose vCPUs are moved by their manager, with the connection to that.
     channels: HashMap<VmId, Channel>,
     /// The process of each VM, as the connection to its hypervisor found it.
@@ -372,7 +372,6 @@ impl Shell {
                 tids.into_iter().for_each(|tid| self.affinities.order(Order::Forget { pid, tid }));
                 self.step(event);
             }
-            Message::Confine(task, pid, orders) => self.confine_by_pins(task, pid, orders),
             Message::Unpinned(task, pid, pidfd, pins) => {
                 let vcpus = self.threads_of_vcpus(task.vm);
                 self.affinities.order(Order::Restore { task, pid, pidfd, vcpus, pins });
@@ -537,8 +536,10 @@ impl Shell {
                 return self.make(Move { task, pid, pidfd: self.pidfd(task.vm, pid), tid, cpus });
             }
             Command::Confine { task, pid, masks } => {
-                let (pidfd, pins) = (self.pidfd(task.vm, pid), self.keeps_pins(task.vm));
-                self.affinities.order(Order::Confine { task, pid, pidfd, masks, pins });
+                let pinner = || self.pinner(task.vm).map_or_else(Weak::new, Arc::downgrade);
+                let pinner = self.keeps_pins(task.vm).then(pinner);
+                let pidfd = self.pidfd(task.vm, pid);
+                self.affinities.order(Order::Confine { task, pid, pidfd, masks, pinner });
             }
             Command::Follow { task, pid, vcpus, cpus } => {
                 let pidfd = self.pidfd(task.vm, pid);
@@ -604,7 +605,7 @@ impl Shell {
     }
 
     /// Who asks the VM's manager.
-    fn pinner(&self, vm: VmId) -> Option<&VmWorker> {
+    fn pinner(&self, vm: VmId) -> Option<&Arc<VmWorker>> {
         let connection = self.core.world().get(vm)?.link.connection()?;
         self.workers.get(&connection).map(|(_, worker)| worker)
     }
@@ -621,7 +622,7 @@ impl Shell {
             Some(worker) => worker.pin(pin).err()?,
             None => pin,
         };
-        Some(refused.give_up(&"not connected to what manages the VM, which keeps its pins"))
+        Some(refused.give_up(&NOT_CONNECTED))
     }
 
     fn connect(&mut self, vm: VmId, connection: ConnectionId, handle: VmHandle) -> Option<Event> {
@@ -631,7 +632,7 @@ impl Shell {
         let at = (handle.clone(), name);
         match VmWorker::start(&self.supervisor.vms, connection, at, backend, records, reader, inbox) {
             Ok(worker) => {
-                self.workers.insert(connection, (vm, worker));
+                self.workers.insert(connection, (vm, Arc::new(worker)));
                 None
             }
             Err(source) => {

@@ -15,8 +15,7 @@ use super::{
     channel_records::ChannelRecords,
     inbox::{Inbox, Message},
     locator::Reader,
-    pinned_move::PinnedMove,
-    policy_pins::{PolicyPins, Unpin},
+    pin_orders::{PinnedMove, PolicyPins, Unpin},
     report::Report,
 };
 use crate::core::{
@@ -117,12 +116,9 @@ impl VmWorker {
         let _ = self.jobs.send(Job::Resize(node, device, bytes));
     }
 
-    /// Queues pins of policies. Those that cannot be queued, as the thread has ended, are given back.
-    pub(crate) fn pin_all(&self, pins: PolicyPins) -> Result<(), PolicyPins> {
-        match self.jobs.send(Job::PinAll(pins)) {
-            Err(Job::PinAll(pins)) => Err(pins),
-            _ => Ok(()),
-        }
+    /// Queues pins of policies. Those that cannot be queued, as the thread has ended, are answered when they are dropped.
+    pub(crate) fn pin_all(&self, pins: PolicyPins) {
+        let _ = self.jobs.send(Job::PinAll(pins));
     }
 
     /// Queues the order to give pins of policies back. One that cannot be queued is given back itself.
