@@ -572,6 +572,41 @@ fn a_channel_that_came_along_is_plugged_anew_when_the_guest_runs() {
 }
 
 #[test]
+fn a_vm_that_has_no_channel_any_more_when_it_arrives_is_not_asked_for_it() {
+    let mut run = Run::with("inmigrate", false, Policy::Off);
+    run.step(Event::Requested(3, Request::Attach("a".into(), ReplyTo::new(drop))));
+    run.pass(1);
+    run.done.clear();
+    run.plugged = false;
+    run.description.run_state = "running".into();
+    run.up();
+    run.pass(3);
+    assert!(!run.shown().attached && run.done.is_empty(), "{:?}", run.done);
+}
+
+#[test]
+fn it_is_tried_to_attach_a_vm_once_a_second_and_at_once_over_another_connection() {
+    let mut run = Run::with("running", false, Policy::Off);
+    (run.status, run.marked) = (MigrationStatus::Active, true);
+    run.up();
+    assert_eq!(run.did("Attach"), 1, "QEMU refuses while it migrates");
+    run.described_as("running");
+    run.step(Event::Resync);
+    assert_eq!(run.did("Attach"), 1, "it was tried just before");
+    run.pass(1);
+    assert_eq!(run.did("Attach"), 2);
+    run.report(Report::Lost(VmError::Disconnected { vm: "a".into() }));
+    let before = run.connection;
+    while run.connection == before {
+        run.now_ns = run.core.next_deadline_ns().expect("another connection");
+        run.step(Event::Woken);
+    }
+    run.now_ns -= SECOND_NS / 2;
+    run.up();
+    assert_eq!(run.did("Attach"), 3);
+}
+
+#[test]
 fn what_waits_is_not_migrated_on() {
     let mut run = Run::with("inmigrate", false, Policy::Off);
     let refused = run.ask(|to| Request::Migrate("a".into(), TO.into(), false, to)).unwrap_err();

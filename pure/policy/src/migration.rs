@@ -73,7 +73,7 @@ impl Phase {
     }
 }
 
-/// What is to be asked of the VM's QEMU now.
+/// What is to be done now: what the VM's QEMU is asked, for the most part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
     /// Mark it to be attached when it runs without a channel.
@@ -88,6 +88,8 @@ pub enum Order {
     Switch,
     /// Give up, and say how far it is.
     Cancel,
+    /// Wait no longer for what is not there in time.
+    GiveUp,
 }
 
 /// What happened.
@@ -200,9 +202,12 @@ impl Migration {
         self.phase.is_over() || self.phase == Phase::Returning
     }
 
-    /// What is to be asked now.
-    pub fn due(&self, now_ns: u64) -> Option<Order> {
-        if self.asked.is_some() || now_ns < self.next_ns { None } else { self.next() }
+    /// What is to be done now. `answers`: QEMU can be asked.
+    pub fn due(&self, answers: bool, now_ns: u64) -> Option<Order> {
+        if self.until_ns.is_some_and(|until_ns| until_ns <= now_ns) && !self.phase.is_over() {
+            return Some(Order::GiveUp);
+        }
+        if !answers || self.asked.is_some() || now_ns < self.next_ns { None } else { self.next() }
     }
 
     fn next(&self) -> Option<Order> {
@@ -222,7 +227,7 @@ impl Migration {
         self.post_copy && !self.cancel && self.progress.passes >= PASSES_BEFORE_SWITCH
     }
 
-    /// It was asked.
+    /// It was done, or asked.
     pub fn ordered(&mut self, order: Order, now_ns: u64) {
         self.asked = Some(order);
         match order {
@@ -233,6 +238,7 @@ impl Migration {
             Order::Begin => self.unsure = true,
             Order::Switch => self.switched = true,
             Order::Cancel => self.cancel_asked = true,
+            Order::GiveUp => self.give_up(),
             Order::Mark | Order::Look => {}
         }
     }
@@ -243,11 +249,8 @@ impl Migration {
         next.into_iter().chain(self.until_ns.filter(|_| !self.phase.is_over())).min()
     }
 
-    /// Time has passed.
-    pub fn tick(&mut self, now_ns: u64) {
-        if self.phase.is_over() || self.until_ns.is_none_or(|until_ns| now_ns < until_ns) {
-            return;
-        }
+    fn give_up(&mut self) {
+        (self.asked, self.until_ns) = (None, None);
         match self.phase {
             Phase::Detaching => {
                 let seconds = RELEASE_NS / 1_000_000_000;

@@ -58,9 +58,11 @@ impl Run {
     }
 
     fn advance(&mut self) {
-        self.migration.tick(self.now_ns);
+        while self.migration.due(true, self.now_ns) == Some(Order::GiveUp) {
+            self.migration.ordered(Order::GiveUp, self.now_ns);
+        }
         self.note();
-        if let Some(order) = self.migration.due(self.now_ns) {
+        if let Some(order) = self.migration.due(true, self.now_ns) {
             assert_eq!(self.asked, None, "{order:?} while that is not answered");
             assert!(!self.migration.phase().is_over());
             self.migration.ordered(order, self.now_ns);
@@ -92,7 +94,7 @@ impl Run {
             Order::Mark => E::Marked(Ok(())),
             Order::Detach => E::Released,
             Order::Begin => E::Begun(Ok(())),
-            Order::Look | Order::Switch | Order::Cancel => looked,
+            Order::Look | Order::Switch | Order::Cancel | Order::GiveUp => looked,
         });
     }
 }
@@ -450,8 +452,7 @@ proptest! {
                 busy += usize::from(matches!(event, E::Busy(_)));
                 migration.on(event, now_ns);
             }
-            migration.tick(now_ns);
-            if let Some(order) = migration.due(now_ns) {
+            while let Some(order) = migration.due(true, now_ns) {
                 migration.ordered(order, now_ns);
                 begun += usize::from(order == Order::Begin);
             }

@@ -4,6 +4,7 @@ use super::{
     Core,
     event::{Ask, Command, Level, MaskOrder, Ranked},
     refusal::Refusal,
+    requests::check_publishable,
     waiting::{Then, Until},
 };
 use std::collections::BTreeMap;
@@ -47,10 +48,14 @@ impl Core {
             Action::RehomeNode(wish) => self.describe_first(id, Then::Rehome(wish, None)),
             Action::SizeNode(resize) => self.begin_wanted_resize(id, resize),
             Action::StopMemory(_) => self.commands.push(Command::StopMemory(id)),
-            Action::Attach(_) => self.ask_with_epoch(id, Ask::Attach),
+            Action::Attach(reason) => self.begin_attach(id, reason),
             Action::Recover(_) => self.ask_with_epoch(id, Ask::Recover),
+            Action::Detach(Reason::CameAlong) => {
+                self.is_to_be_unplugged(id);
+                self.ask_to_unplug(id);
+            }
             Action::Detach(_) => self.ask_if_connected(id, Ask::Detach),
-            Action::Mark(marked, _) => self.ask_if_connected(id, Ask::Mark(marked)),
+            Action::Mark(marked, _) => self.mark(id, marked),
             Action::Migrate(order, _) => self.migrate(id, order),
             Action::Resize(node, device, bytes, _) => self.resize(id, node, device, bytes),
         }
@@ -120,6 +125,26 @@ impl Core {
         self.commands.push(Command::Ask(connection, Ask::Replug(replug.vcpu, replug.node)));
     }
 
+    /// What an operator wants was checked when it was asked for.
+    fn begin_attach(&mut self, id: VmId, reason: Reason) {
+        if reason == Reason::Marked {
+            if let Some(Err(refusal)) = self.vm(id).map(check_publishable) {
+                return self.attach_marked_failed(id, refusal.to_string());
+            }
+            if self.channel_event(id, ChannelEvent::AttachRequested).is_none() {
+                return;
+            }
+        }
+        self.ask_with_epoch(id, Ask::Attach);
+    }
+
+    fn mark(&mut self, id: VmId, marked: bool) {
+        if let Some((_, vm)) = self.world.vm_mut(id) {
+            vm.unmarking = !marked;
+        }
+        self.ask_if_connected(id, Ask::Mark(marked));
+    }
+
     /// Each channel has an epoch of its own.
     fn ask_with_epoch(&mut self, id: VmId, ask: fn(u32) -> Ask) {
         let epoch = self.epochs.take();
@@ -127,17 +152,26 @@ impl Core {
     }
 
     fn migrate(&mut self, id: VmId, order: Order) {
-        let Some(connection) = self.world.get(id).and_then(|managed| managed.responsive()) else { return };
-        let Some(migration) = self.vm(id).and_then(|vm| vm.migration.as_ref()) else { return };
-        let command = match order {
-            Order::Begin => Command::Migrate(connection, migration.destination.clone(), migration.post_copy),
-            Order::Mark => Command::Ask(connection, Ask::Mark(true)),
-            Order::Detach => Command::Ask(connection, Ask::Detach),
-            Order::Look => Command::Ask(connection, Ask::LookAtMigration),
-            Order::Switch => Command::Ask(connection, Ask::SwitchMigration),
-            Order::Cancel => Command::Ask(connection, Ask::CancelMigration),
-        };
-        self.commands.push(command);
+        let connection = self.world.get(id).and_then(|managed| managed.responsive());
+        let (now_ns, mut to) = (self.now_ns, None);
+        self.change_migration(id, |migration| {
+            migration.ordered(order, now_ns);
+            to = Some((migration.destination.clone(), migration.post_copy));
+        });
+        match (order, connection, to) {
+            (Order::Begin, Some(connection), Some((destination, post_copy))) => {
+                self.commands.push(Command::Migrate(connection, destination, post_copy));
+            }
+            (Order::Mark, ..) => self.mark(id, true),
+            (Order::Detach, ..) => match self.channel_event(id, ChannelEvent::DetachRequested) {
+                Some(_) => self.ask_if_connected(id, Ask::Detach),
+                None => self.cannot_release(id),
+            },
+            (Order::Look, ..) => self.ask_if_connected(id, Ask::LookAtMigration),
+            (Order::Switch, ..) => self.ask_if_connected(id, Ask::SwitchMigration),
+            (Order::Cancel, ..) => self.ask_if_connected(id, Ask::CancelMigration),
+            (Order::Begin | Order::GiveUp, ..) => {}
+        }
     }
 
     fn resize(&mut self, id: VmId, node: GuestNodeId, device: String, bytes: u64) {
@@ -221,7 +255,7 @@ impl Core {
         self.tell_memory(name, &begun);
     }
 
-    /// The guest is asked again.
+    /// The guest is asked for its channel's device.
     fn ask_to_unplug(&mut self, id: VmId) {
         if self.channel_event(id, ChannelEvent::DetachRequested).is_some() {
             self.ask_if_connected(id, Ask::Detach);

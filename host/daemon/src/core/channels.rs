@@ -20,7 +20,7 @@ impl Core {
         let before = vm.channel;
         vm.channel = before.next(event)?;
         if !vm.channel.is_plugged() {
-            vm.unplug = None;
+            (vm.unplug, vm.came_along) = (None, false);
         }
         let (served, serves) = (before.publisher().is_some(), vm.channel.publisher().is_some());
         if serves && !served {
@@ -128,7 +128,7 @@ impl Core {
     pub(super) fn is_to_be_unplugged(&mut self, id: VmId) {
         let now_ns = self.now_ns;
         if let Some((_, vm)) = self.world.vm_mut(id) {
-            vm.unplug = Some(Unplug::new(now_ns));
+            (vm.unplug, vm.came_along) = (Some(Unplug::new(now_ns)), false);
         }
     }
 
@@ -177,7 +177,6 @@ impl Core {
         self.announce(api::Event::Detached { vm: name, time_ns: self.now_ns });
         self.refuse_first(id, Until::Published, Refusal::NotAttached { vm: self.name_of(id) });
         self.reached(id, Until::Detached);
-        self.attach_marked(id);
     }
 
     /// A hypervisor has answered, for the first time or again. Compares its channel with the known state.
@@ -227,8 +226,8 @@ impl Core {
             Err(refusal @ Refusal::CameAlong { .. }) => {
                 self.log(Level::Info, refusal.to_string());
                 // One that waits for its guest arrives later.
-                if self.vm(id).is_some_and(|vm| !vm.waits()) {
-                    self.plug_anew(id);
+                if let Some((_, vm)) = self.world.vm_mut(id) {
+                    vm.came_along |= !vm.waits();
                 }
             }
             Err(refusal) => {

@@ -2,10 +2,9 @@
 //!
 //! | | |
 //! |---|---|
-//! | `vnumactl migrate` | the steps of [`Migration`]: its orders become commands, and outcomes its events |
+//! | `vnumactl migrate` | there is a [`Migration`], which a policy takes on: outcomes are its events |
 //! | a VM that is at its destination | is forgotten, by whatever it was migrated |
-//! | a VM that is marked | is attached as soon as its guest runs: after its arrival, or where a migration has failed |
-//! | a VM that arrives with its channel | the channel is plugged anew, as QEMU does not connect it to the guest |
+//! | a VM that is marked, or arrives with its channel | that is noted, and a policy has it attached or plugged anew |
 
 use super::counts::none_of;
 use super::{
@@ -21,8 +20,8 @@ use vnuma_hypervisor::VmError;
 use vnuma_model::{MigrationProgress, RunState, VmDescription};
 use vnuma_policy::{
     Action, Reason,
-    migration::{Migration, MigrationEvent, Order, Phase},
-    world::{ChannelEvent, ChannelState, LinkEvent, Vm, VmId, has_left},
+    migration::{Migration, MigrationEvent, Phase},
+    world::{ChannelState, LinkEvent, Vm, VmId, has_left},
 };
 
 /// Migrations of VMs that are gone, which can still be asked for.
@@ -97,11 +96,9 @@ impl Core {
         self.log(Level::Info, format!("{name}: it migrates to {destination}"));
         if let Some((_, vm)) = self.world.vm_mut(id) {
             // The migration asks for that itself.
-            vm.unplug = None;
+            (vm.unplug, vm.came_along) = (None, false);
             vm.migration = Some(Migration::new(destination, post_copy, attached, now_ns));
         }
-        self.state(id).migrates = true;
-        self.goes_on(id);
         Ok((id, None))
     }
 
@@ -139,52 +136,32 @@ impl Core {
     /// Something happened to a migration, if there is one.
     pub(super) fn migration_event(&mut self, id: VmId, event: MigrationEvent) {
         let now_ns = self.now_ns;
+        self.change_migration(id, |migration| migration.on(event, now_ns));
+    }
+
+    /// Changes a migration, if there is one, and says once that it has ended.
+    pub(super) fn change_migration(&mut self, id: VmId, change: impl FnOnce(&mut Migration)) {
         if self.vm(id).is_some_and(|vm| vm.migration.is_some())
             && let Some((_, vm)) = self.world.vm_mut(id)
             && let Some(migration) = &mut vm.migration
         {
-            migration.on(event, now_ns);
-        }
-    }
-
-    /// Takes a migration on, and says once that it has ended.
-    pub(super) fn advance_migration(&mut self, id: VmId) {
-        if !self.states.get(&id).is_some_and(|state| state.migrates) {
-            return;
-        }
-        self.give_order(id);
-        if self.vm(id).is_some_and(|vm| !vm.is_migrating()) {
-            self.state(id).migrates = false;
-            self.migration_ended(id);
-        }
-    }
-
-    /// What a migration needs now is wanted.
-    fn give_order(&mut self, id: VmId) {
-        let now_ns = self.now_ns;
-        let Some(answers) = self.world.get(id).map(|managed| managed.responsive().is_some()) else { return };
-        let Some((_, vm)) = self.world.vm_mut(id) else { return };
-        let Some(migration) = &mut vm.migration else { return };
-        migration.tick(now_ns);
-        if migration.phase() == Phase::Returning {
-            return self.attach_marked(id);
-        }
-        let Some(order) = migration.due(now_ns).filter(|_| answers) else { return };
-        migration.ordered(order, now_ns);
-        match order {
-            Order::Mark => vm.unmarking = false,
-            Order::Detach if self.channel_event(id, ChannelEvent::DetachRequested).is_none() => {
-                let plugged = self.vm(id).is_some_and(|vm| vm.channel != ChannelState::Detached);
-                let problem = "its topology channel is in use by another request".to_owned();
-                let event = match plugged {
-                    true => MigrationEvent::ReleaseFailed(problem),
-                    false => MigrationEvent::Released,
-                };
-                return self.migration_event(id, event);
+            let was_over = migration.phase().is_over();
+            change(migration);
+            if !was_over && migration.phase().is_over() {
+                self.migration_ended(id);
             }
-            _ => {}
         }
-        self.world.add_step(id, Action::Migrate(order, Reason::Migrates));
+    }
+
+    /// Its channel is not there any more, or is not to be had now.
+    pub(super) fn cannot_release(&mut self, id: VmId) {
+        let event = match self.vm(id).map(|vm| vm.channel) {
+            Some(ChannelState::Detached) => MigrationEvent::Released,
+            _ => {
+                MigrationEvent::ReleaseFailed("its topology channel is in use by another request".to_owned())
+            }
+        };
+        self.migration_event(id, event);
     }
 
     fn migration_ended(&mut self, id: VmId) {
@@ -199,7 +176,7 @@ impl Core {
         if phase == Phase::Done {
             return self.left(id);
         }
-        if vm_is_served(self.vm(id)) && !keeps_mark {
+        if self.vm(id).is_some_and(|vm| vm.channel.publisher().is_some()) && !keeps_mark {
             self.unmark(id);
         }
     }
@@ -216,15 +193,13 @@ impl Core {
         self.link_event(id, LinkEvent::Lost { problem: None, known: false, at_once: false, now_ns });
     }
 
-    /// A VM is gone: what became of its migration can still be asked for. `migrates`: that it has ended was not said.
-    pub(super) fn remember_migration(&mut self, mut vm: Vm, migrates: bool) {
+    /// A VM is gone: what became of its migration can still be asked for.
+    pub(super) fn remember_migration(&mut self, mut vm: Vm) {
         let Some(mut migration) = vm.migration.take() else { return };
-        // Others were counted when they ended.
-        if migrates {
-            self.migrated.count(migration.phase());
-        }
         let over = migration.phase().is_over();
         if !over {
+            // Others were counted when they ended.
+            self.migrated.count(migration.phase());
             migration.problem = Some("its hypervisor has ended".to_owned());
         }
         let mut known = shown(vm.name(), &migration);
@@ -277,7 +252,7 @@ impl Core {
         }
         refuse_if_migrating(vm)?;
         check_publishable(vm)?;
-        self.mark(id, Reason::Requested);
+        self.world.add_step(id, Action::Mark(true, Reason::Requested));
         Ok((id, Some(Until::Marked)))
     }
 
@@ -300,53 +275,13 @@ impl Core {
         if let Some(event) = event {
             self.migration_event(id, event);
         }
-        self.attach_marked(id);
-    }
-
-    fn mark(&mut self, id: VmId, reason: Reason) {
-        if let Some((_, vm)) = self.world.vm_mut(id) {
-            vm.unmarking = false;
-        }
-        self.world.add_step(id, Action::Mark(true, reason));
     }
 
     /// Has the mark taken away. If that fails it is tried again when somebody detaches the VM.
     pub(super) fn unmark(&mut self, id: VmId) {
         if self.vm(id).is_some_and(|vm| vm.marked) {
-            if let Some((_, vm)) = self.world.vm_mut(id) {
-                vm.unmarking = true;
-            }
             self.world.add_step(id, Action::Mark(false, Reason::NotMarked));
         }
-    }
-
-    /// Attaches a VM that is marked, if its guest runs here now.
-    pub(super) fn attach_marked(&mut self, id: VmId) {
-        let Some(vm) = self.vm(id).filter(|vm| vm.is_to_be_attached()) else { return };
-        let refused = check_publishable(vm).err().map(|refusal| refusal.to_string());
-        if self.world.get(id).is_none_or(|managed| managed.responsive().is_none()) {
-            return;
-        }
-        if let Some(problem) = refused {
-            return self.attach_marked_failed(id, problem);
-        }
-        // What was tried a moment ago is not tried at each event.
-        let now_ns = self.now_ns;
-        let tried = &mut self.state(id).attach_tried;
-        if tried.as_ref().is_some_and(|(tried_ns, _)| now_ns < tried_ns + ATTACH_PAUSE_NS) {
-            return;
-        }
-        *tried = Some((now_ns, tried.take().and_then(|(_, problem)| problem)));
-        self.channel_event(id, ChannelEvent::AttachRequested);
-        self.world.add_step(id, Action::Attach(Reason::Marked));
-    }
-
-    /// All of them, in case one could not be attached before.
-    pub(super) fn attach_all_marked(&mut self) {
-        let marked = |vm: &Vm| vm.is_to_be_attached();
-        let due: Vec<_> = self.world.iter().filter(|(_, m)| m.vm.as_ref().is_some_and(marked)).collect();
-        let due: Vec<VmId> = due.into_iter().map(|(id, _)| id).collect();
-        due.into_iter().for_each(|id| self.attach_marked(id));
     }
 
     /// QEMU has an event for the end of the guest's run, and none for that of the migration which follows.
@@ -359,20 +294,17 @@ impl Core {
 
     /// A VM that is marked could not be attached. It is said once.
     pub(super) fn attach_marked_failed(&mut self, id: VmId, problem: String) {
-        let now_ns = self.now_ns;
-        let known = self.state(id).attach_tried.get_or_insert((now_ns, None));
-        if known.1.as_ref() == Some(&problem) {
+        if self.state(id).attach_problem.replace(problem.clone()).as_ref() == Some(&problem) {
             return;
         }
-        known.1 = Some(problem.clone());
-        let name = self.vm(id).map(|vm| vm.name().to_owned()).unwrap_or_default();
+        let name = self.name_of(id);
         self.log(Level::Warn, format!("{name}: it could not be attached yet, which is tried on: {problem}"));
         self.migration_event(id, MigrationEvent::AttachFailed(problem));
     }
 
     /// It is attached, for whomever.
     pub(super) fn attached_again(&mut self, id: VmId) {
-        self.state(id).attach_tried = None;
+        self.state(id).attach_problem = None;
         self.migration_event(id, MigrationEvent::Attached);
         self.unmark(id);
     }
@@ -381,37 +313,15 @@ impl Core {
     pub(super) fn arrived(&mut self, id: VmId) {
         let Some((_, vm)) = self.world.vm_mut(id) else { return };
         vm.assigned.clear();
-        let (name, plugged) = (vm.name().to_owned(), vm.channel.is_plugged());
+        vm.came_along = vm.channel.is_plugged();
+        let name = vm.name().to_owned();
         self.log(Level::Info, format!("{name}: its guest has arrived"));
-        if plugged {
-            self.plug_anew(id);
-        }
-    }
-
-    /// A VM has arrived with its channel: the memory has what the other host has published, and with KVM QEMU delivers none of the
-    /// channel's interrupts after that. It is unplugged, and plugged again as the VM is marked.
-    pub(super) fn plug_anew(&mut self, id: VmId) {
-        if self.world.get(id).is_none_or(|managed| managed.responsive().is_none()) {
-            return;
-        }
-        if self.channel_event(id, ChannelEvent::DetachRequested).is_some() {
-            self.mark(id, Reason::CameAlong);
-            self.is_to_be_unplugged(id);
-            self.world.add_step(id, Action::Detach(Reason::CameAlong));
-        }
     }
 }
-
-/// Between two attempts to attach a VM that is marked.
-const ATTACH_PAUSE_NS: u64 = 1_000_000_000;
 
 /// Does this description say that a VM which waited does not any more?
 pub(super) fn has_arrived(before: &Vm, description: &VmDescription) -> bool {
     before.waits() && description.run_state != before.description.run_state && !has_left(description)
-}
-
-fn vm_is_served(vm: Option<&Vm>) -> bool {
-    vm.is_some_and(|vm| vm.channel.publisher().is_some())
 }
 
 /// It may do the same later.

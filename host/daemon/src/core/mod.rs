@@ -245,7 +245,6 @@ impl Core {
     fn resync(&mut self) {
         self.look_at_unread();
         self.describe_unbound();
-        self.attach_all_marked();
         self.describe_leaving();
         self.describe_resized();
         self.restore_again();

@@ -18,10 +18,8 @@ pub(super) struct VmState {
     pub confine_problems: BTreeMap<ApicId, String>,
     /// The vCPU that was replugged last, its number since then, and the guest node it went to.
     pub replugged: Option<(ApicId, ApicId, GuestNodeId)>,
-    /// When it was tried last to attach it as it is marked, and why that failed.
-    pub attach_tried: Option<(u64, Option<String>)>,
-    /// It migrates, and that this has ended was not said yet.
-    pub migrates: bool,
+    /// Why it could not be attached yet as it is marked.
+    pub attach_problem: Option<String>,
     /// What was done to it.
     pub counts: VmCounts,
 }
@@ -56,9 +54,8 @@ impl Core {
         let active: Vec<VmId> = self.active.iter().copied().collect();
         active.iter().for_each(|id| self.advance_rehome(*id));
         active.iter().for_each(|id| self.advance_resize(*id));
-        active.iter().for_each(|id| self.advance_migration(*id));
         for id in active {
-            let under_way = |vm: &Vm| vm.is_rehomed() || vm.is_resized() || vm.is_migrating();
+            let under_way = |vm: &Vm| vm.is_rehomed() || vm.is_resized();
             if !self.vm(id).is_some_and(under_way) {
                 self.active.remove(&id);
             }

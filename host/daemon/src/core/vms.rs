@@ -285,7 +285,6 @@ impl Core {
         if arrived {
             self.arrived(id);
         }
-        self.attach_marked(id);
     }
 
     /// A thread number that two processes claim belongs to one of them: the description that is not true any more may be
@@ -393,7 +392,7 @@ impl Core {
         }
         self.channel_event(id, ChannelEvent::ConnectionLost);
         if let Some(state) = self.states.get_mut(&id) {
-            state.attach_tried = None;
+            state.attach_problem = None;
         }
     }
 
@@ -436,7 +435,7 @@ impl Core {
         }
         self.recount(id);
         let name = vm.description.name.clone();
-        self.remember_migration(vm, state.migrates);
+        self.remember_migration(vm);
         self.refuse_ended(id, &name);
         self.log(Level::Info, format!("{name}: VM gone"));
         self.announce(api::Event::Gone { vm: name, time_ns: self.now_ns });

@@ -5,6 +5,7 @@
 //! | a vCPU | a step that is under way, a move that was asked for, a policy's CPUs |
 //! | the pages of a VM | a move that is under way, a re-home, the way home, the way to its vCPUs |
 //! | the size and the home of a guest node | its size: a look at memory that leads to another size leads to no other home |
+//! | the channel of a VM | attaching or detaching it, a replug, asking for its device again |
 //! | other threads of a VM | follow when none of its vCPUs is on its way |
 //!
 //! A step that cannot begin yet waits, and is noted as wanted: a move of pages or new CPUs for a vCPU until what is under way
@@ -31,6 +32,7 @@ struct Taken {
     vcpus: bool,
     pages: bool,
     size: bool,
+    channel: bool,
 }
 
 /// Makes the plan of what was proposed, in the order of VMs and, of each, in the order in which [`place`] has actions.
@@ -69,11 +71,12 @@ fn place(action: &Action) -> u8 {
             MemoryReason::Home(_) => 8,
             MemoryReason::Nearer(_) => 9,
         },
-        Action::Replug(..) => 10,
-        Action::Unplug(_) => 11,
-        Action::Publish(..) => 12,
+        Action::Migrate(..) | Action::Attach(_) | Action::Mark(..) | Action::Detach(_) => 10,
+        Action::Replug(..) => 11,
+        Action::Unplug(_) => 12,
+        Action::Publish(..) => 13,
         // No policy proposes these.
-        _ => 13,
+        _ => 14,
     }
 }
 
@@ -105,6 +108,11 @@ fn verdict(vm: &Vm, step: &Step, taken: &mut Taken, now_ns: u64) -> Verdict {
             Verdict::Begins
         }
         Action::RehomeNode(_) => begins_if(!taken.size, Verdict::Dropped),
+        Action::Attach(_) | Action::Detach(_) => {
+            taken.channel = step.not_before_ns <= now_ns;
+            begins_if(taken.channel, Verdict::Waits)
+        }
+        Action::Replug(..) | Action::Unplug(_) if taken.channel => Verdict::Dropped,
         _ => begins_if(step.not_before_ns <= now_ns, Verdict::Waits),
     }
 }
@@ -118,7 +126,8 @@ mod tests {
         scheduling::{Cause, Figures, Policy, Why},
         sizing::{Resize, SizedBy},
         world::{
-            Confine, Confining, DescriptionSource, ManagedVm, Move, Mover, RehomeWish, Task, TaskId, VcpuMask,
+            Confine, Confining, DescriptionSource, ManagedVm, Move, Mover, RehomeWish, Replug, Task, TaskId,
+            VcpuMask,
         },
     };
     use proptest::prelude::*;
@@ -235,6 +244,18 @@ mod tests {
         assert_eq!((begins, waits), (vec![resize], vec![]));
         let (begins, _) = settled(&world(|_| {}), vec![Action::RehomeNode(wish)]);
         assert_eq!(begins, [Action::RehomeNode(wish)]);
+    }
+
+    #[test]
+    fn a_vm_that_is_being_attached_is_asked_for_nothing_else_of_its_channel() {
+        let replug = Action::Replug(Replug { vcpu: 1, node: 1 }, Reason::Astray);
+        let attach = Action::Attach(Reason::Marked);
+        let (begins, waits) = settled(&world(|_| {}), vec![replug.clone(), attach.clone()]);
+        assert_eq!((begins, waits), (vec![attach.clone()], vec![]));
+        let later = Step { vm: ID, action: attach, not_before_ns: NOW_NS + 1 };
+        let world = world(|_| {});
+        let plan = settle_conflicts(Now::new(&world, NOW_NS), vec![later, Step::now(ID, replug.clone())]);
+        assert_eq!(plan.steps, [Step::now(ID, replug)], "one that is to be attached later is not yet");
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //!
 //! | policy | proposes |
 //! |---|---|
+//! | [`Migrating`] | the steps of migrations |
 //! | [`Moving`] | moves of vCPUs and memory that were asked for |
 //! | [`Scheduling`] | CPUs for vCPUs, and that the other threads of a VM follow them |
 //! | [`MemoryForVcpus`] | memory that goes to its vCPUs |
@@ -9,7 +10,7 @@
 //! | [`Rehoming`] | guest nodes that get another home |
 //! | [`Sizing`] | guest nodes that grow and shrink |
 //! | [`Replugging`] | vCPUs that are replugged to the right guest node |
-//! | [`Unplugging`] | that a guest is asked for its channel's device again |
+//! | [`Plugging`] | channels for VMs that are marked or have arrived with one, and that a guest is asked for its device again |
 //! | [`Settling`] | publications |
 //!
 //! A policy is a pure function: it gets all that is known, its own memory and the time, and returns steps and its next memory. It
@@ -17,25 +18,27 @@
 
 mod conflicts;
 mod homing;
+mod migrating;
 mod moving;
+mod plugging;
 mod rehoming;
 mod replugging;
 mod scheduling;
 mod settling;
 mod sizing;
 mod stays;
-mod unplugging;
 mod vcpu_memory;
 
 pub use homing::{Homing, HomingMemory};
+pub use migrating::Migrating;
 pub use moving::Moving;
+pub use plugging::{Plugging, PluggingMemory};
 pub use rehoming::{Rehoming, RehomingMemory};
 pub use replugging::{ReplugHistory, ReplugMemory, Replugging};
 pub use scheduling::{LastPeriod, Quality, Scheduling, SchedulingMemory, Shown};
 pub use settling::Settling;
 pub use sizing::{Sizing, SizingMemory};
 pub use stays::{Stays, StaysWhy};
-pub use unplugging::Unplugging;
 pub use vcpu_memory::{MemoryForVcpus, VcpuMemory};
 
 use crate::{
@@ -63,12 +66,14 @@ pub struct Memories {
     rehoming: RehomingMemory,
     sizing: SizingMemory,
     replugging: ReplugMemory,
+    plugging: PluggingMemory,
 }
 
 /// Decides what is to be done now, for the VMs that changed or whose deadline has passed.
 pub fn decide(world: &World, policies: &Policies, mut memories: Memories, now_ns: u64) -> (Plan, Memories) {
     let (now, all, settings) = (Now::new(world, now_ns), &mut memories, &policies.settings);
     let proposed = [
+        ask(Migrating, &now, &mut ()),
         ask(Moving, &now, &mut ()),
         ask(Scheduling(settings), &now, &mut all.scheduling),
         ask(MemoryForVcpus { policies, period: &all.scheduling.last }, &now, &mut all.vcpu_memory),
@@ -76,7 +81,7 @@ pub fn decide(world: &World, policies: &Policies, mut memories: Memories, now_ns
         ask(Rehoming { policies, period: &all.scheduling.last }, &now, &mut all.rehoming),
         ask(Sizing(&policies.sizes), &now, &mut all.sizing),
         ask(Replugging(policies.replug_after_ns), &now, &mut all.replugging),
-        ask(Unplugging, &now, &mut ()),
+        ask(Plugging, &now, &mut all.plugging),
         ask(Settling(&policies.settle), &now, &mut ()),
     ];
     (conflicts::settle_conflicts(now, proposed.into_iter().flatten().collect()), memories)

@@ -145,8 +145,8 @@ pub struct Vm {
     pub replug_wanted: Option<Replug>,
     /// How the last replug ended, and when.
     pub replugged: Option<(ReplugEnd, u64)>,
-    /// When a vCPU is to be replugged, if nothing else happens.
-    pub(crate) replug_ns: Option<u64>,
+    /// When it is to be attached or a vCPU to be replugged, if nothing else happens.
+    waits_until_ns: Option<u64>,
     /// How its vCPUs are scheduled.
     pub scheduling: VmScheduling,
     /// Where its memory is, and what becomes of it when it is displaced.
@@ -163,6 +163,8 @@ pub struct Vm {
     pub marked: bool,
     /// The mark is to be taken away, which has not been done yet, or has failed.
     pub unmarking: bool,
+    /// It has arrived with its channel, which is to be plugged anew.
+    pub came_along: bool,
     /// A migration that is under way, or the last one if that was not to the end.
     pub migration: Option<Migration>,
 }
@@ -191,7 +193,7 @@ impl Vm {
             moves: Vec::new(),
             replug_wanted: None,
             replugged: None,
-            replug_ns: None,
+            waits_until_ns: None,
             scheduling: VmScheduling::default(),
             homing: Homing::new(now_ns),
             stats: PublicationStats::default(),
@@ -200,6 +202,7 @@ impl Vm {
             look_ns: None,
             marked: false,
             unmarking: false,
+            came_along: false,
             migration: None,
         }
     }
@@ -423,15 +426,15 @@ impl ManagedVm {
         let publication = vm
             .filter(|vm| matches!(vm.channel.publisher(), Some(Publisher::Ready(_))))
             .and_then(|vm| vm.placement.next_deadline_ns(&policies.settle));
-        let may_replug = |vm: &&Vm| vm.channel == ChannelState::Detached && self.responsive().is_some();
-        let replug = vm.filter(may_replug).and_then(|vm| vm.replug_ns);
+        let free = |vm: &&Vm| vm.channel == ChannelState::Detached && self.responsive().is_some();
+        let waits = vm.filter(free).and_then(|vm| vm.waits_until_ns);
         let look = vm.and_then(|vm| vm.look_ns);
         let observation =
             vm.and_then(|vm| vm.homing.observation.wanted.filter(|_| !vm.homing.observation.is_under_way()));
         let answers = self.responsive().is_some();
         let migration = vm.and_then(|vm| vm.migration.as_ref()?.deadline_ns(answers));
         let unplug = vm.and_then(|vm| vm.waiting_unplug()?.deadline_ns(answers));
-        [retry, publication, replug, look, observation, migration, unplug].into_iter().flatten().min()
+        [retry, publication, waits, look, observation, migration, unplug].into_iter().flatten().min()
     }
 }
 
@@ -560,7 +563,7 @@ impl World {
     pub fn note_waits(&mut self, plan: &Plan) {
         for id in &plan.considered {
             if let Some(vm) = self.vms.get_mut(id).and_then(|managed| managed.vm.as_mut())
-                && vm.replug_ns.take().is_some()
+                && vm.waits_until_ns.take().is_some()
             {
                 self.touched.insert(*id);
             }
@@ -579,7 +582,10 @@ impl World {
                     let due_ns = vm.homing.observation.wanted.get_or_insert(step.not_before_ns);
                     *due_ns = step.not_before_ns.min(*due_ns);
                 }
-                Action::Replug(..) => vm.replug_ns = Some(step.not_before_ns),
+                Action::Attach(_) | Action::Replug(..) => {
+                    let until_ns = vm.waits_until_ns.get_or_insert(step.not_before_ns);
+                    *until_ns = step.not_before_ns.min(*until_ns);
+                }
                 _ => {}
             }
         }
