@@ -2,7 +2,7 @@
 
 use crate::{
     committed::{
-        self, AT_HOME, DEFAULT_PERIOD_S, HALF, LOADED, Layout, MEASURED, MEASURED_STATIC, PERIOD_S, POLICIES,
+        self, AT_HOME, DEFAULT_PERIOD_S, HALF, Layout, MEASURED, MEASURED_STATIC, PERIOD_S, POLICIES,
         Placement, SLEEP_S, VMS, WARM_UP, WORKLOADS, Workload, goals, overhead,
     },
     full,
@@ -63,13 +63,13 @@ pub struct Options {
     /// Set the places of vnumad's policies by scx_vnuma
     #[arg(long)]
     pub sched_ext: bool,
-    /// A cell of Linux and one of vnumad's, a period each
+    /// A cell of Linux and one of vnumad's, of one VM and a period each
     #[arg(long)]
     pub smoke: bool,
 }
 
-/// Of the short form.
-const SMOKE: (&str, [&str; 2]) = ("chase", ["linux", "vprobe"]);
+/// Of the short form, with its longest period in seconds, also on a busy machine.
+const SMOKE: (&str, [&str; 2], f64) = ("chase", ["linux", "vprobe"], 5.0);
 
 impl Arguments {
     fn workloads(&self) -> Result<Vec<&'static Workload>> {
@@ -112,7 +112,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     }))?;
     let (mut cells, mut timers) = (Cells::default(), None);
     for workload in workloads {
-        let vms = if arguments.options.smoke { LOADED } else { VMS.len() };
+        let vms = if arguments.options.smoke { 1 } else { VMS.len() };
         let fresh = Fresh::start((&HALF, vms), counted, false, &mut timers)?;
         let (bench, line) = fresh.load(workload, &profile, arguments.options)?;
         print(&Line::Workload(line))?;
@@ -185,7 +185,7 @@ impl<'t> Fresh<'t> {
         if let Some(timers) = timers {
             timers.stretch(1.0, 1.0)?;
         }
-        eprintln!("starting {vms} VMs");
+        eprintln!("starting VMs: {vms}");
         let vms = Vms::start(layout, counted, told, vms)?;
         let wakes = Wakes::watch(vms.tids())?;
         host::divide(layout)?;
@@ -237,7 +237,8 @@ impl<'a> Bench<'a> {
         vms.place(&programs, &vms.layout.start)?;
         vms.release(None)?;
         let dilation = dilation(vms, &programs, profile.clock_ghz)?;
-        let period_s = (PERIOD_S * dilation).clamp(PERIODS_S.0, PERIODS_S.1);
+        let longest_s = if options.smoke { SMOKE.2 } else { PERIODS_S.1 };
+        let period_s = (PERIOD_S * dilation).clamp(PERIODS_S.0, longest_s);
         let factor = period_s / DEFAULT_PERIOD_S;
         let mut stretched = timers.stretch(factor, dilation)?;
         stretched.append(&mut host::stretched(period_s, factor, dilation));
@@ -460,10 +461,8 @@ impl<'a> Bench<'a> {
     }
 
     fn set_policy(&self, policy: &str) -> Result<()> {
-        self.vms
-            .names()
-            .into_iter()
-            .try_for_each(|name| vnumactl(&["policy", name, "--set", policy]).map(drop))
+        let set = |name| vnumactl(&["policy", name, "--set", policy]).map(drop);
+        self.vms.names().into_iter().try_for_each(set)
     }
 
     /// Steps that policies have made in each VM.

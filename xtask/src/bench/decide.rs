@@ -10,6 +10,7 @@ use vnuma_bench_figures::{
     goals::{Limit, check_limits},
     stats::{load_average, median},
 };
+use vnuma_scenario::waiting;
 
 /// A decision or a placement may take so many times the yardstick (bench/README.md says why).
 const GOAL: f64 = 3.3;
@@ -78,7 +79,6 @@ struct Row {
 
 impl Report {
     fn print(&self) {
-        let yardstick_ms = self.yardstick_ms;
         println!("{:<14} {:<12} {:>12}", "policy", "case", "ms/decision");
         for row in &self.rows {
             println!("{:<14} {:<12} {:>12.3}", row.policy, row.case, row.decision_ms);
@@ -86,7 +86,7 @@ impl Report {
         for row in &self.placements {
             println!("{:<14} {:<12} {:>12.3}", "place", row.case, row.placement_ms);
         }
-        println!("{:<14} {:<12} {yardstick_ms:>12.3}", "yardstick", "arithmetic");
+        println!("{:<14} {:<12} {:>12.3}", "yardstick", "arithmetic", self.yardstick_ms);
         let Look { look_ms, share, .. } = &self.look;
         println!(
             "{:<14} {:<12} {look_ms:>12.3}   {:.4} % of a CPU with a look a minute",
@@ -118,6 +118,7 @@ pub fn run(Arguments { form }: &Arguments) -> Result<()> {
     }
     cargo.args(["--bench", "decide", "--bench", "place", "--bench", "look"]);
     cargo.args(form.smoke.then_some(["--", "--quick"]).iter().flatten());
+    let _waiting = waiting("cargo bench");
     let status =
         cargo.env("CRITERION_HOME", &target).current_dir(workspace()).status().context("cargo bench")?;
     ensure!(status.success(), "the benchmark failed: {status}");
