@@ -4,7 +4,7 @@ use crate::doorbell;
 use nix::{
     errno::Errno,
     sys::{
-        epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout},
+        epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags},
         eventfd::EventFd,
         time::TimeSpec,
         timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags},
@@ -23,13 +23,10 @@ pub const WAKEUPS_PER_PUBLICATION: u32 = 4;
 /// in each such time: one when it is over, and one by a signal.
 pub const PAUSE: Duration = Duration::from_secs(1);
 
-const DOORBELL: u64 = 0;
-const TIMER: u64 = 1;
-
 /// Watches a doorbell that the guest may signal without end.
 #[derive(Debug)]
 pub(crate) struct Wakeups {
-    /// Has the doorbell, which disarms itself with each event, and the timer.
+    /// Has the timer, and the doorbell while anything is left.
     epoll: Epoll,
     timer: TimerFd,
     left: u32,
@@ -40,8 +37,8 @@ impl Wakeups {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         let flags = TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK;
         let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, flags)?;
-        epoll.add(doorbell, armed())?;
-        epoll.add(&timer, EpollEvent::new(EpollFlags::EPOLLIN, TIMER))?;
+        epoll.add(doorbell, EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
+        epoll.add(&timer, EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
         Ok(Self { epoll, timer, left: WAKEUPS_PER_PUBLICATION })
     }
 
@@ -57,43 +54,36 @@ impl Wakeups {
             return Ok(());
         }
         self.timer.unset()?;
-        self.arm(doorbell)
+        self.watch(doorbell, EpollFlags::EPOLLIN)
     }
 
-    /// Takes what made [`Self::fd`] readable, and watches on if the budget allows it. What the guest changed before a
-    /// signal that this did not take wakes the host again: look at it afterwards.
+    /// Takes what made [`Self::fd`] readable, and watches on if the budget allows it. Each call counts, as a peer that clears the
+    /// doorbell itself has woken the host all the same. What the guest changed before a signal that this did not take wakes the host
+    /// again: look at it afterwards.
     pub(crate) fn take(&mut self, doorbell: &EventFd) -> io::Result<()> {
-        let mut events = [EpollEvent::empty(); 2];
-        let count = match self.epoll.wait(&mut events, EpollTimeout::ZERO) {
-            Err(Errno::EINTR) => 0,
-            other => other?,
-        };
-        let came = |what| events[..count].iter().any(|event| event.data() == what);
-        if came(DOORBELL) {
-            self.left = self.left.saturating_sub(1);
-            if self.left > 0 {
-                self.arm(doorbell)?;
-            } else {
-                let pause = Expiration::OneShot(TimeSpec::from_duration(PAUSE));
-                self.timer.set(pause, TimerSetTimeFlags::empty())?;
-            }
+        if self.left == 0 {
+            return match self.timer.wait() {
+                Ok(()) => {
+                    self.left = 1;
+                    doorbell::clear(doorbell.as_fd())?;
+                    self.watch(doorbell, EpollFlags::EPOLLIN)
+                }
+                // It has not expired.
+                Err(Errno::EAGAIN) => Ok(()),
+                Err(error) => Err(error.into()),
+            };
         }
-        if came(TIMER) {
-            // Stops it from being readable. No other thread reads it, so this does not block.
-            self.timer.unset()?;
-            self.left = 1;
-            self.arm(doorbell)?;
-        }
-        Ok(())
-    }
-
-    /// From now on, one signal is noticed.
-    fn arm(&self, doorbell: &EventFd) -> io::Result<()> {
         doorbell::clear(doorbell.as_fd())?;
-        Ok(self.epoll.modify(doorbell, &mut armed())?)
+        self.left -= 1;
+        if self.left > 0 {
+            return Ok(());
+        }
+        let pause = Expiration::OneShot(TimeSpec::from_duration(PAUSE));
+        self.timer.set(pause, TimerSetTimeFlags::empty())?;
+        self.watch(doorbell, EpollFlags::empty())
     }
-}
 
-fn armed() -> EpollEvent {
-    EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLONESHOT, DOORBELL)
+    fn watch(&self, doorbell: &EventFd, what: EpollFlags) -> io::Result<()> {
+        Ok(self.epoll.modify(doorbell, &mut EpollEvent::new(what, 0))?)
+    }
 }

@@ -448,7 +448,6 @@ impl Shell {
         let Some(channel) = self.channels.get_mut(&vm) else { return };
         let acknowledged = channel.take_acknowledgement();
         let status = channel.guest_status().driver;
-        self.doorbells.rearm(vm, channel);
         // Nearly always it says the same as before, and the core would take a step to find that out.
         let known = self.core.world().get(vm).and_then(|managed| managed.vm.as_ref());
         if known.is_none_or(|known| known.stats.driver != status) {
