@@ -1,7 +1,7 @@
 //! Decide: pure functions from what is known to what is to be done.
 //!
 //! ```text
-//!   World ──▶ decide(&World, &Policies, Memories, now) ──▶ Plan: publish, move, confine, replug, each with its reason
+//!   World ──▶ decide(&World, &Policies, &mut Memories, now) ──▶ Plan: publish, move, confine, replug, each with its reason
 //!     ▲         each policy proposes, conflicts are settled     and the Memories for the next decision
 //!     │ VmPlacement   per VM: homes(), distances(), choose_node()    what is true now
 //!     │   Settler                                                    is it worth publishing yet

@@ -137,9 +137,7 @@ impl Core {
         self.observe(event);
         self.advance();
         self.count();
-        let memories = std::mem::take(&mut self.memories);
-        let (mut plan, memories) = decide(&self.world, &self.policies, memories, now_ns);
-        self.memories = memories;
+        let mut plan = decide(&self.world, &self.policies, &mut self.memories, now_ns);
         self.world.note_waits(&plan);
         if sampled {
             plan.steps.extend(self.ranks());
@@ -212,8 +210,7 @@ impl Core {
             Event::Resync => self.resync(),
             Event::Woken => {}
         }
-        self.connect_due();
-        self.look_for_devices();
+        self.call_due();
     }
 
     /// Answers a request at the end of the step, with what is known then.

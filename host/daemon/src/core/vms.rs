@@ -60,20 +60,25 @@ impl Core {
         self.registry.scan_problem = Some(problem);
     }
 
-    /// Connects to the VMs whose retry is due.
-    pub(super) fn connect_due(&mut self) {
-        for id in self.world.due(self.now_ns) {
-            let now_ns = self.now_ns;
-            let due = |managed: &ManagedVm| match managed.link {
-                Link::Disconnected { retry_ns, .. } => retry_ns <= now_ns,
-                _ => false,
-            };
-            let Some(managed) = self.world.get(id).filter(|managed| due(managed)) else { continue };
-            let handle = managed.handle.clone();
-            let connection = self.registry.fresh_id();
-            self.registry.connections.insert(connection, id);
-            self.link_event(id, LinkEvent::Connect(connection));
-            self.commands.push(Command::Connect(id, connection, handle));
+    /// Connects to VMs whose retry is due, and describes those whose guests have seen devices come or go.
+    pub(super) fn call_due(&mut self) {
+        let now_ns = self.now_ns;
+        for id in self.world.due(now_ns) {
+            let Some(managed) = self.world.get(id) else { continue };
+            let look_ns = managed.vm.as_ref().and_then(|vm| vm.look_ns);
+            if matches!(managed.link, Link::Disconnected { retry_ns, .. } if retry_ns <= now_ns) {
+                let handle = managed.handle.clone();
+                let connection = self.registry.fresh_id();
+                self.registry.connections.insert(connection, id);
+                self.link_event(id, LinkEvent::Connect(connection));
+                self.commands.push(Command::Connect(id, connection, handle));
+            }
+            if look_ns.is_some_and(|look_ns| look_ns <= now_ns)
+                && let Some((_, vm)) = self.world.vm_mut(id)
+            {
+                (vm.look_ns, vm.described_ns) = (None, now_ns);
+                self.ask_if_connected(id, Ask::Describe);
+            }
         }
     }
 
@@ -515,20 +520,6 @@ impl Core {
     pub(super) fn ask_if_connected(&mut self, id: VmId, ask: Ask) {
         if let Some(connection) = self.world.get(id).and_then(|managed| managed.link.connection()) {
             self.commands.push(Command::Ask(connection, ask));
-        }
-    }
-
-    /// Describes VMs whose guests have seen devices come or go.
-    pub(super) fn look_for_devices(&mut self) {
-        let now_ns = self.now_ns;
-        let is_due = |vm: &Vm| vm.look_ns.is_some_and(|look_ns| look_ns <= now_ns);
-        for id in self.world.due(now_ns) {
-            if self.vm(id).is_some_and(is_due)
-                && let Some((_, vm)) = self.world.vm_mut(id)
-            {
-                (vm.look_ns, vm.described_ns) = (None, now_ns);
-                self.ask_if_connected(id, Ask::Describe);
-            }
         }
     }
 

@@ -52,7 +52,7 @@ pub(super) fn settle_conflicts(now: Now<'_>, mut proposed: Vec<Step>) -> Plan {
             Verdict::Dropped => {}
         }
     }
-    plan.considered = now.due.into_iter().map(|(id, _)| id).collect();
+    plan.considered = now.vms().map(|(id, ..)| id).collect();
     plan
 }
 

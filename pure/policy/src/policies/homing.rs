@@ -79,7 +79,7 @@ impl HomingMemory {
 impl Propose for Homing<'_> {
     type Memory = HomingMemory;
 
-    fn propose(&self, now: &Now<'_>, mut memory: HomingMemory) -> (Vec<Step>, HomingMemory) {
+    fn propose(&self, now: &Now<'_>, memory: &mut HomingMemory) -> Vec<Step> {
         let (mut steps, settings) = (Vec::new(), &self.policies.memory);
         for id in now.gone() {
             memory.seen.forget(id);
@@ -107,7 +107,7 @@ impl Propose for Homing<'_> {
                 Step { vm: id, action, not_before_ns }
             }));
         }
-        (steps, memory)
+        steps
     }
 }
 

@@ -9,11 +9,11 @@ pub struct Migrating;
 impl Propose for Migrating {
     type Memory = ();
 
-    fn propose(&self, now: &Now<'_>, (): ()) -> (Vec<Step>, ()) {
+    fn propose(&self, now: &Now<'_>, (): &mut ()) -> Vec<Step> {
         let due = now.vms().filter_map(|(id, managed, vm)| {
             let order = vm.migration.as_ref()?.due(managed.responsive().is_some(), now.now_ns)?;
             Some(Step::now(id, Action::Migrate(order, Reason::Migrates)))
         });
-        (due.collect(), ())
+        due.collect()
     }
 }

@@ -10,7 +10,7 @@ pub struct Moving;
 impl Propose for Moving {
     type Memory = ();
 
-    fn propose(&self, now: &Now<'_>, (): ()) -> (Vec<Step>, ()) {
+    fn propose(&self, now: &Now<'_>, (): &mut ()) -> Vec<Step> {
         let mut steps = Vec::new();
         for (id, _, vm) in now.vms() {
             let mut vcpus = BTreeSet::new();
@@ -24,6 +24,6 @@ impl Propose for Moving {
             let memory = vm.scheduling.memory.task.wanted.clone();
             steps.extend(memory.map(|order| Step::now(id, Action::MoveMemory(order))));
         }
-        (steps, ())
+        steps
     }
 }

@@ -21,7 +21,7 @@ pub struct PluggingMemory(PerVm<Option<(ConnectionId, u64)>>);
 impl Propose for Plugging {
     type Memory = PluggingMemory;
 
-    fn propose(&self, now: &Now<'_>, mut memory: PluggingMemory) -> (Vec<Step>, PluggingMemory) {
+    fn propose(&self, now: &Now<'_>, memory: &mut PluggingMemory) -> Vec<Step> {
         now.gone().for_each(|id| memory.0.forget(id));
         let mut steps = Vec::new();
         for (id, managed, vm) in now.vms() {
@@ -46,6 +46,6 @@ impl Propose for Plugging {
                 steps.push(Step::now(id, Action::Detach(Reason::CameAlong)));
             }
         }
-        (steps, memory)
+        steps
     }
 }

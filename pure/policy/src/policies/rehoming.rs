@@ -35,7 +35,7 @@ struct Seen {
 impl Propose for Rehoming<'_> {
     type Memory = RehomingMemory;
 
-    fn propose(&self, now: &Now<'_>, mut memory: RehomingMemory) -> (Vec<Step>, RehomingMemory) {
+    fn propose(&self, now: &Now<'_>, memory: &mut RehomingMemory) -> Vec<Step> {
         for id in now.gone() {
             memory.seen.forget(id);
             memory.rehomer.forget(id);
@@ -51,7 +51,7 @@ impl Propose for Rehoming<'_> {
             let wish = looked.then(|| self.decide(now, id, vm, &mut memory.rehomer))??;
             Some(Step::now(id, Action::RehomeNode(wish)))
         };
-        (looked_at.filter_map(wish).collect(), memory)
+        looked_at.filter_map(wish).collect()
     }
 }
 

@@ -29,7 +29,7 @@ pub struct ReplugMemory(PerVm<ReplugHistory>);
 impl Propose for Replugging {
     type Memory = ReplugMemory;
 
-    fn propose(&self, now: &Now<'_>, mut memory: ReplugMemory) -> (Vec<Step>, ReplugMemory) {
+    fn propose(&self, now: &Now<'_>, memory: &mut ReplugMemory) -> Vec<Step> {
         now.gone().for_each(|id| memory.0.forget(id));
         let step = |(id, managed, vm): (VmId, &ManagedVm, &Vm)| {
             let next = self.0.and_then(|after_ns| {
@@ -50,7 +50,7 @@ impl Propose for Replugging {
             };
             Some(Step { vm: id, action, not_before_ns })
         };
-        (now.vms().filter_map(step).collect(), memory)
+        now.vms().filter_map(step).collect()
     }
 }
 

@@ -102,7 +102,7 @@ struct Prepared<'a> {
 impl Propose for Scheduling<'_> {
     type Memory = SchedulingMemory;
 
-    fn propose(&self, now: &Now<'_>, mut memory: SchedulingMemory) -> (Vec<Step>, SchedulingMemory) {
+    fn propose(&self, now: &Now<'_>, memory: &mut SchedulingMemory) -> Vec<Step> {
         let (world, mut wanted, mut steps) = (now.world, BTreeMap::new(), Vec::new());
         now.gone().for_each(|id| drop(memory.shown.remove(&id)));
         if let Some(reading) = world.periods().last()
@@ -124,7 +124,7 @@ impl Propose for Scheduling<'_> {
             }
         }
         steps.extend(wanted.into_iter().map(|((id, _), step)| Step::now(id, Action::Confine(step))));
-        (steps, memory)
+        steps
     }
 }
 

@@ -9,7 +9,7 @@ pub struct Settling<'a>(pub &'a SettlePolicy);
 impl Propose for Settling<'_> {
     type Memory = ();
 
-    fn propose(&self, now: &Now<'_>, (): ()) -> (Vec<Step>, ()) {
+    fn propose(&self, now: &Now<'_>, (): &mut ()) -> Vec<Step> {
         let publication = |(id, _, vm): (_, _, &crate::world::Vm)| {
             let Some(Publisher::Ready(generation)) = vm.channel.publisher() else { return None };
             let (reason, not_before_ns) = match vm.placement.due(self.0, now.now_ns) {
@@ -19,6 +19,6 @@ impl Propose for Settling<'_> {
             };
             Some(Step { vm: id, action: Action::Publish(generation, reason), not_before_ns })
         };
-        (now.vms().filter_map(publication).collect(), ())
+        now.vms().filter_map(publication).collect()
     }
 }

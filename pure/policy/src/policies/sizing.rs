@@ -38,7 +38,7 @@ struct OfNode {
 impl Propose for Sizing<'_> {
     type Memory = SizingMemory;
 
-    fn propose(&self, now: &Now<'_>, mut memory: SizingMemory) -> (Vec<Step>, SizingMemory) {
+    fn propose(&self, now: &Now<'_>, memory: &mut SizingMemory) -> Vec<Step> {
         now.gone().for_each(|id| memory.0.forget(id));
         let mut steps = Vec::new();
         for (id, _, vm) in now.vms().filter(|(_, _, vm)| vm.homing.look > 0) {
@@ -48,7 +48,7 @@ impl Propose for Sizing<'_> {
                 self.decide(now, id, vm, &mut known.nodes, &mut steps);
             }
         }
-        (steps, memory)
+        steps
     }
 }
 

@@ -45,19 +45,19 @@ impl VcpuMemory {
 impl Propose for MemoryForVcpus<'_> {
     type Memory = VcpuMemory;
 
-    fn propose(&self, now: &Now<'_>, mut memory: VcpuMemory) -> (Vec<Step>, VcpuMemory) {
+    fn propose(&self, now: &Now<'_>, memory: &mut VcpuMemory) -> Vec<Step> {
         now.gone().for_each(|id| memory.move_ended_ns.forget(id));
         now.vms().for_each(|(id, _, vm)| memory.notice(id, vm));
         let (period, periods) = (self.period, now.world.periods());
         let Some(reading) = periods.last().filter(|_| memory.period != period.number) else {
-            return (Vec::new(), memory);
+            return Vec::new();
         };
         memory.period = period.number;
         if std::mem::replace(&mut memory.machine, period.machine) != period.machine {
             memory.policy = MemoryToVcpus::default();
         }
         if !period.vprobe {
-            return (Vec::new(), memory);
+            return Vec::new();
         }
         let machine = periods.machine();
         let (nodes, vms) = memory_of_vms(now.world, machine, reading, period);
@@ -76,7 +76,7 @@ impl Propose for MemoryForVcpus<'_> {
             }
             Step::now(id, Action::MoveMemory(order))
         };
-        (memory.policy.decide(&self.policies.settings, &all).into_iter().map(step).collect(), memory)
+        memory.policy.decide(&self.policies.settings, &all).into_iter().map(step).collect()
     }
 }
 

@@ -591,10 +591,13 @@ impl World {
         }
     }
 
-    /// VMs that changed or whose deadline has passed.
-    pub fn due(&self, now_ns: u64) -> BTreeSet<VmId> {
+    /// VMs that changed or whose deadline has passed, in rising order.
+    pub fn due(&self, now_ns: u64) -> Vec<VmId> {
         let ripe = self.deadlines.range(..=(now_ns, VmId::MAX)).map(|(_, id)| *id);
-        ripe.chain(self.touched.iter().copied()).collect()
+        let mut due: Vec<_> = ripe.chain(self.touched.iter().copied()).collect();
+        due.sort_unstable();
+        due.dedup();
+        due
     }
 
     /// Ends a turn, after its changes were considered.
