@@ -22,18 +22,26 @@ impl Node {
                 lists[usize::from(manager.0)].push(Holding { page, owner: entry.owner });
             }
         }
-        for node in members.iter() {
-            let pages = std::mem::take(&mut lists[usize::from(node.0)]);
-            if node == self.own {
-                self.on_holdings(node, &pages, true);
-                continue;
+        if members.contains(self.own) {
+            self.on_holdings(self.own, &std::mem::take(&mut lists[usize::from(self.own.0)]), true);
+        }
+        let message = |pages, last| Membership::Holdings { epoch, pages, last };
+        self.send_parts(members, lists, message, out);
+    }
+
+    /// Sends each other member its list, in parts.
+    fn send_parts<T: Clone>(
+        &mut self,
+        members: NodeSet,
+        lists: Vec<Vec<T>>,
+        message: impl Fn(Vec<T>, bool) -> Membership,
+        out: &mut Vec<Command>,
+    ) {
+        for node in members.without(self.own).iter() {
+            for part in lists[usize::from(node.0)].chunks(PAGES) {
+                self.send(node, Message::Membership(message(part.to_vec(), false)), out);
             }
-            for part in pages.chunks(PAGES) {
-                let message = Membership::Holdings { epoch, pages: part.to_vec(), last: false };
-                self.send(node, Message::Membership(message), out);
-            }
-            let message = Membership::Holdings { epoch, pages: Vec::new(), last: true };
-            self.send(node, Message::Membership(message), out);
+            self.send(node, Message::Membership(message(Vec::new(), true)), out);
         }
     }
 
@@ -73,19 +81,11 @@ impl Node {
                 lists[usize::from(owner.0)].push(Entry { page: *page, copyset: holders.without(owner) });
             }
         }
-        for node in members.iter() {
-            let pages = std::mem::take(&mut lists[usize::from(node.0)]);
-            if node == self.own {
-                self.on_directory(node, &pages, true);
-                continue;
-            }
-            for part in pages.chunks(PAGES) {
-                let message = Membership::Directory { epoch, pages: part.to_vec(), last: false };
-                self.send(node, Message::Membership(message), out);
-            }
-            let message = Membership::Directory { epoch, pages: Vec::new(), last: true };
-            self.send(node, Message::Membership(message), out);
+        if members.contains(self.own) {
+            self.on_directory(self.own, &std::mem::take(&mut lists[usize::from(self.own.0)]), true);
         }
+        let message = |pages, last| Membership::Directory { epoch, pages, last };
+        self.send_parts(members, lists, message, out);
     }
 
     /// Notes what this node will own. False if the sender will not manage one of the pages, names a copy of this node or of one
