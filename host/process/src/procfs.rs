@@ -65,6 +65,13 @@ pub enum ProcError {
     },
 }
 
+impl ProcError {
+    fn reading(path: impl Into<String>, source: io::Error) -> Self {
+        let path = path.into();
+        if is_gone(&source) { Self::Gone { path } } else { Self::Read { path, source } }
+    }
+}
+
 /// A file of a process, up to `limit` bytes. What is not UTF-8 is replaced: a name may be any bytes.
 pub fn read_process(pid: i32, file: &str, limit: u64) -> Result<String, ProcError> {
     read(format!("/proc/{pid}/{file}"), pid > 0, limit)
@@ -83,8 +90,7 @@ fn read(path: String, possible: bool, limit: u64) -> Result<String, ProcError> {
     let mut bytes = Vec::with_capacity(limit.min(USUAL_SIZE) as usize);
     match File::open(&path).and_then(|file| file.take(limit).read_to_end(&mut bytes)) {
         Ok(_) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
-        Err(error) if is_gone(&error) => Err(ProcError::Gone { path }),
-        Err(source) => Err(ProcError::Read { path, source }),
+        Err(error) => Err(ProcError::reading(path, error)),
     }
 }
 
@@ -107,8 +113,7 @@ impl KeptFile {
         let path = format!("/proc/{pid}/task/{tid}/{file}");
         match File::open(&path) {
             Ok(file) => Ok(Self { file, path }),
-            Err(error) if is_gone(&error) => Err(ProcError::Gone { path }),
-            Err(source) => Err(ProcError::Read { path, source }),
+            Err(error) => Err(ProcError::reading(path, error)),
         }
     }
 
@@ -117,8 +122,7 @@ impl KeptFile {
         let mut bytes = [0; USUAL_SIZE as usize];
         match self.file.read_at(&mut bytes, 0) {
             Ok(length) => Ok(String::from_utf8_lossy(&bytes[..length]).into_owned()),
-            Err(error) if is_gone(&error) => Err(ProcError::Gone { path: self.path.clone() }),
-            Err(source) => Err(ProcError::Read { path: self.path.clone(), source }),
+            Err(error) => Err(ProcError::reading(&self.path, error)),
         }
     }
 }
@@ -141,8 +145,7 @@ pub fn threads(pid: i32) -> Result<Vec<i32>, ProcError> {
             let number = |entry: io::Result<fs::DirEntry>| entry.ok()?.file_name().to_str()?.parse().ok();
             Ok(entries.take(THREAD_LIMIT).filter_map(number).collect())
         }
-        Err(error) if is_gone(&error) => Err(ProcError::Gone { path }),
-        Err(source) => Err(ProcError::Read { path, source }),
+        Err(error) => Err(ProcError::reading(path, error)),
     }
 }
 
@@ -167,8 +170,7 @@ pub fn read_open_files(proc: &Path, pid: i32) -> Result<Vec<OpenFile>, ProcError
     let path = directory.display().to_string();
     let entries = match fs::read_dir(&directory) {
         Ok(entries) => entries,
-        Err(error) if is_gone(&error) => return Err(ProcError::Gone { path }),
-        Err(source) => return Err(ProcError::Read { path, source }),
+        Err(error) => return Err(ProcError::reading(path, error)),
     };
     let mut files = Vec::new();
     for entry in entries.take(FD_LIMIT) {
@@ -258,11 +260,7 @@ impl Affinity {
         let length =
             unsafe { libc::syscall(libc::SYS_sched_getaffinity, tid, size_of_val(&mask), mask.as_mut_ptr()) };
         if length < 0 {
-            let source = io::Error::last_os_error();
-            return Err(match is_gone(&source) {
-                true => ProcError::Gone { path: path() },
-                false => ProcError::Read { path: path(), source },
-            });
+            return Err(ProcError::reading(path(), io::Error::last_os_error()));
         }
         let written = length.unsigned_abs() as usize / size_of::<libc::c_ulong>();
         Ok(Self(mask[..written.min(mask.len())].to_vec()))
@@ -280,20 +278,12 @@ impl Affinity {
 
 /// The CPU that a thread runs on, or ran on last.
 pub fn read_last_cpu(pid: i32, tid: i32) -> Result<CpuId, ProcError> {
-    let stat = read_thread(pid, tid, "stat", STAT_LIMIT)?;
-    last_cpu(&stat).ok_or_else(|| {
-        let path = format!("/proc/{pid}/task/{tid}/stat");
-        value(path, "processor (field 39)", &stat, "no CPU number".to_owned())
-    })
+    field(pid, tid, "stat", "processor (field 39)", last_cpu)
 }
 
 /// When a thread started, in clock ticks since boot. Number and start time together are unique.
 pub fn read_start_time(pid: i32, tid: i32) -> Result<u64, ProcError> {
-    let stat = read_thread(pid, tid, "stat", STAT_LIMIT)?;
-    start_time(&stat).ok_or_else(|| {
-        let path = format!("/proc/{pid}/task/{tid}/stat");
-        value(path, "starttime (field 22)", &stat, "no number".to_owned())
-    })
+    field(pid, tid, "stat", "starttime (field 22)", start_time)
 }
 
 /// Times of a thread since it began, nanoseconds.
@@ -307,20 +297,13 @@ pub struct CpuTimes {
 
 /// How long a thread ran and waited for a CPU.
 pub fn read_cpu_times(pid: i32, tid: i32) -> Result<CpuTimes, ProcError> {
-    let text = read_thread(pid, tid, "schedstat", STAT_LIMIT)?;
-    cpu_times(&text).ok_or_else(|| {
-        let path = format!("/proc/{pid}/task/{tid}/schedstat");
-        value(path, "run and wait time (fields 1 and 2)", &text, "no numbers".to_owned())
-    })
+    field(pid, tid, "schedstat", "run and wait time (fields 1 and 2)", cpu_times)
 }
 
 /// What the scheduler knows of a thread: the CPU that it runs on or ran on last, and whether its class is a real-time one.
 pub fn read_cpu_and_class(pid: i32, tid: i32) -> Result<(CpuId, bool), ProcError> {
-    let stat = read_thread(pid, tid, "stat", STAT_LIMIT)?;
-    last_cpu(&stat).zip(real_time(&stat)).ok_or_else(|| {
-        let path = format!("/proc/{pid}/task/{tid}/stat");
-        value(path, "processor or policy (fields 39 and 41)", &stat, "no numbers".to_owned())
-    })
+    let both = |stat: &str| last_cpu(stat).zip(real_time(stat));
+    field(pid, tid, "stat", "processor or policy (fields 39 and 41)", both)
 }
 
 /// The control group of a thread in the hierarchy of cgroup v2, as a path from its root. `None`: that is not in use.
@@ -332,6 +315,19 @@ pub fn read_cgroup(pid: i32, tid: i32) -> Result<Option<String>, ProcError> {
         return Err(value(file, "path of cgroup v2", path, "must begin with /".to_owned()));
     }
     Ok(Some(path.to_owned()))
+}
+
+/// What a file of a thread has of it, which is a number or several.
+fn field<T>(
+    pid: i32,
+    tid: i32,
+    file: &str,
+    name: &'static str,
+    of: impl Fn(&str) -> Option<T>,
+) -> Result<T, ProcError> {
+    let text = read_thread(pid, tid, file, STAT_LIMIT)?;
+    of(&text)
+        .ok_or_else(|| value(format!("/proc/{pid}/task/{tid}/{file}"), name, &text, "no number".to_owned()))
 }
 
 fn value(path: String, field: &'static str, value: &str, reason: String) -> ProcError {
