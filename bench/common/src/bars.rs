@@ -1,6 +1,6 @@
 //! Pictures of bars: groups of them beside each other, one of a group for each series.
 
-use anyhow::{Result, anyhow};
+use anyhow::{Context, Result};
 use plotters::prelude::{
     ChartBuilder, Color, IntoDrawingArea, RGBColor, Rectangle, SVGBackend, SeriesLabelPosition, Text, WHITE,
 };
@@ -39,13 +39,13 @@ pub struct Series {
 
 /// Writes an SVG. A bar has its value above it.
 pub fn draw(title: &str, groups: &[&str], series: &[Series], path: &Path) -> Result<()> {
-    bars(title, groups, series, path).map_err(|error| anyhow!("{}: {error}", path.display()))
+    bars(title, groups, series, path).with_context(|| path.display().to_string())
 }
 
-fn bars(title: &str, groups: &[&str], series: &[Series], path: &Path) -> Result<(), String> {
+fn bars(title: &str, groups: &[&str], series: &[Series], path: &Path) -> Result<()> {
     let size = (WIDTH.max(GROUP_WIDTH * groups.len() as u32), HEIGHT);
     let root = SVGBackend::new(path, size).into_drawing_area();
-    root.fill(&WHITE).map_err(|error| error.to_string())?;
+    root.fill(&WHITE)?;
     let all = series.iter().flat_map(|one| one.values.iter().flatten().copied());
     let top = all.fold(1.1, f64::max) * 1.08;
     let mut chart = ChartBuilder::on(&root)
@@ -53,8 +53,7 @@ fn bars(title: &str, groups: &[&str], series: &[Series], path: &Path) -> Result<
         .margin(12)
         .x_label_area_size(28)
         .y_label_area_size(50)
-        .build_cartesian_2d(-0.5..groups.len().max(1) as f64 - 0.5, 0.0..top)
-        .map_err(|error| error.to_string())?;
+        .build_cartesian_2d(-0.5..groups.len().max(1) as f64 - 0.5, 0.0..top)?;
     let name = |at: &f64| match groups.get(at.round() as usize) {
         Some(name) if (at - at.round()).abs() < 0.01 && *at >= 0.0 => (*name).to_owned(),
         _ => String::new(),
@@ -65,8 +64,7 @@ fn bars(title: &str, groups: &[&str], series: &[Series], path: &Path) -> Result<
         .x_labels(groups.len() * 2)
         .x_label_formatter(&name)
         .label_style(FONT)
-        .draw()
-        .map_err(|error| error.to_string())?;
+        .draw()?;
     let width = BARS / series.len().max(1) as f64;
     for (index, Series { name, colour, values }) in series.iter().enumerate() {
         let colour = *colour;
@@ -77,23 +75,21 @@ fn bars(title: &str, groups: &[&str], series: &[Series], path: &Path) -> Result<
             Rectangle::new([(left(at), 0.0), (left(at) + width * 0.9, value)], colour.filled())
         };
         chart
-            .draw_series(values.iter().map(bar))
-            .map_err(|error| error.to_string())?
+            .draw_series(values.iter().map(bar))?
             .label(*name)
             .legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 12, y + 5)], colour.filled()));
         let text = |&(at, value): &(usize, f64)| {
             Text::new(format!("{value:.2}"), (left(at), value + top * 0.03), SMALL)
         };
-        chart.draw_series(values.iter().map(text)).map_err(|error| error.to_string())?;
+        chart.draw_series(values.iter().map(text))?;
     }
     chart
         .configure_series_labels()
         .position(SeriesLabelPosition::UpperRight)
         .background_style(WHITE.mix(0.8))
         .label_font(FONT)
-        .draw()
-        .map_err(|error| error.to_string())?;
-    root.present().map_err(|error| error.to_string())
+        .draw()?;
+    Ok(root.present()?)
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The picture: page faults beside their floor, and transports as GiantVM's figure 8 shows them.
 
 use crate::report::{Report, Row};
-use anyhow::{Result, anyhow};
+use anyhow::{Context, Result};
 use plotters::{
     chart::ChartContext,
     coord::{CoordTranslate, Shift},
@@ -26,7 +26,7 @@ const FONT: (&str, u32) = ("sans-serif", 14);
 pub fn draw(report: &Report, path: &Path) -> Result<()> {
     let root = SVGBackend::new(path, SIZE).into_drawing_area();
     let drawn = (|| {
-        root.fill(&WHITE).map_err(|error| error.to_string())?;
+        root.fill(&WHITE)?;
         let (upper, lower) = root.split_vertically(UPPER);
         let faults = upper.split_evenly((3, 1));
         for (area, transport) in faults.iter().zip(["tcp", "tcp-tls", "shm"]) {
@@ -35,9 +35,9 @@ pub fn draw(report: &Report, path: &Path) -> Result<()> {
         let lines = lower.split_evenly((1, 2));
         curves(&lines[0], report, "round trip, us (p50)", |transfer| transfer.round_trip_us.p50)?;
         curves(&lines[1], report, "bandwidth, MiB/s", |transfer| transfer.bandwidth_mib_per_s)?;
-        root.present().map_err(|error| error.to_string())
+        anyhow::Ok(root.present()?)
     })();
-    drawn.map_err(|error: String| anyhow!("{}: {error}", path.display()))
+    drawn.with_context(|| path.display().to_string())
 }
 
 fn of<'a>(report: &'a Report, transport: &str, mode: &str, access: Option<&str>) -> Option<&'a Row> {
@@ -46,7 +46,7 @@ fn of<'a>(report: &'a Report, transport: &str, mode: &str, access: Option<&str>)
 }
 
 /// Bars from 0 to p50, a line up to p90, and the floor across.
-fn bars(area: &Area<'_>, report: &Report, transport: &str) -> Result<(), String> {
+fn bars(area: &Area<'_>, report: &Report, transport: &str) -> Result<()> {
     let modes = ["ivy", "default"];
     let rows: Vec<_> =
         report.rows.iter().filter(|row| row.transport == transport && row.threads == 1).collect();
@@ -57,16 +57,14 @@ fn bars(area: &Area<'_>, report: &Report, transport: &str) -> Result<(), String>
         .margin(12)
         .x_label_area_size(40)
         .y_label_area_size(50)
-        .build_cartesian_2d(-0.5..ACCESSES.len() as f64 - 0.5, 0.0..top)
-        .map_err(|error| error.to_string())?;
+        .build_cartesian_2d(-0.5..ACCESSES.len() as f64 - 0.5, 0.0..top)?;
     chart
         .configure_mesh()
         .disable_x_mesh()
         .x_labels(ACCESSES.len())
         .x_label_formatter(&access_name)
         .label_style(FONT)
-        .draw()
-        .map_err(|error| error.to_string())?;
+        .draw()?;
     for (index, mode) in modes.into_iter().enumerate() {
         let colour = COLOURS[index];
         let shapes = ACCESSES.iter().enumerate().filter_map(|(place, access)| {
@@ -78,19 +76,18 @@ fn bars(area: &Area<'_>, report: &Report, transport: &str) -> Result<(), String>
         let bar = |&(left, p50, _): &(f64, f64, f64)| {
             Rectangle::new([(left, 0.0), (left + 0.33, p50)], colour.filled())
         };
-        let series = chart.draw_series(shapes.iter().map(bar)).map_err(|error| error.to_string())?;
+        let series = chart.draw_series(shapes.iter().map(bar))?;
         series
             .label(mode)
             .legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 12, y + 5)], colour.filled()));
         let line = |&(left, p50, p90): &(f64, f64, f64)| {
             PathElement::new([(left + 0.165, p50), (left + 0.165, p90)], RGBColor(0, 0, 0))
         };
-        chart.draw_series(shapes.iter().map(line)).map_err(|error| error.to_string())?;
+        chart.draw_series(shapes.iter().map(line))?;
     }
     if let Some(floor) = of(report, transport, "floor", None) {
         let across = [(-0.5, floor.p50_us), (ACCESSES.len() as f64 - 0.5, floor.p50_us)];
-        let series =
-            chart.draw_series(LineSeries::new(across, COLOURS[3])).map_err(|error| error.to_string())?;
+        let series = chart.draw_series(LineSeries::new(across, COLOURS[3]))?;
         series.label("floor").legend(|(x, y)| PathElement::new([(x, y), (x + 12, y)], COLOURS[3]));
     }
     legend(&mut chart)
@@ -102,7 +99,7 @@ fn curves(
     report: &Report,
     title: &str,
     value: impl Fn(&crate::report::Transfer) -> f64,
-) -> Result<(), String> {
+) -> Result<()> {
     let all: Vec<_> = report.transports.iter().filter(|transfer| transfer.spin_us == 0).collect();
     let values = || all.iter().map(|transfer| value(transfer));
     let (low, high) = (values().fold(f64::MAX, f64::min) * 0.8, values().fold(1.0, f64::max) * 1.25);
@@ -111,21 +108,17 @@ fn curves(
         .margin(12)
         .x_label_area_size(40)
         .y_label_area_size(60)
-        .build_cartesian_2d((64.0..1_048_576.0).log_scale(), (low.min(high / 2.0)..high).log_scale())
-        .map_err(|error| error.to_string())?;
+        .build_cartesian_2d((64.0..1_048_576.0).log_scale(), (low.min(high / 2.0)..high).log_scale())?;
     chart
         .configure_mesh()
         .x_desc("bytes")
         .x_label_formatter(&|size| size_name(*size))
         .label_style(FONT)
-        .draw()
-        .map_err(|error| error.to_string())?;
+        .draw()?;
     for (transport, colour) in ["tcp", "tcp-tls", "shm"].into_iter().zip(COLOURS) {
         let points = all.iter().filter(|transfer| transfer.transport == transport);
         let points: Vec<_> = points.map(|transfer| (transfer.size_bytes as f64, value(transfer))).collect();
-        let series = chart
-            .draw_series(LineSeries::new(points, colour.stroke_width(2)))
-            .map_err(|error| error.to_string())?;
+        let series = chart.draw_series(LineSeries::new(points, colour.stroke_width(2)))?;
         series
             .label(transport)
             .legend(move |(x, y)| PathElement::new([(x, y), (x + 12, y)], colour.stroke_width(2)));
@@ -147,15 +140,15 @@ fn size_name(bytes: f64) -> String {
     }
 }
 
-fn legend<'b, C: CoordTranslate>(chart: &mut ChartContext<'b, SVGBackend<'b>, C>) -> Result<(), String> {
+fn legend<'b, C: CoordTranslate>(chart: &mut ChartContext<'b, SVGBackend<'b>, C>) -> Result<()> {
     chart
         .configure_series_labels()
         .position(SeriesLabelPosition::UpperLeft)
         .background_style(WHITE.mix(0.8))
         .border_style(COLOURS[3])
         .label_font(FONT)
-        .draw()
-        .map_err(|error| error.to_string())
+        .draw()?;
+    Ok(())
 }
 
 #[cfg(test)]

@@ -18,17 +18,16 @@
 use crate::{committed::STREAM_MIB, store::Store};
 use anyhow::{Context, Result, bail};
 use lab_count::load::Memory;
-use nix::{
-    sched::{CpuSet, sched_setaffinity},
-    sys::mman::{MapFlags, ProtFlags, mmap, munmap},
-    unistd::Pid,
-};
+use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use std::{
     fs::{self, File},
     io::{BufRead, Read, Seek, Write},
     num::NonZeroUsize,
 };
-use vnuma_bench_common::frames::{frames, ranges};
+use vnuma_bench_common::{
+    frames::{frames, ranges},
+    host::affine,
+};
 
 /// Words of a line of the caches, and of a page.
 const LINE: usize = 8;
@@ -50,9 +49,7 @@ struct Load {
 
 /// Serves its standard input.
 pub fn run() -> Result<()> {
-    let mut set = CpuSet::new();
-    set.set(NODE)?;
-    sched_setaffinity(Pid::from_raw(0), &set).context("sched_setaffinity")?;
+    affine(0, &[NODE as u32])?;
     let mut load = Load { stream: None, store: None, chunks: Vec::new(), disk: None, read: vec![0; 1 << 20] };
     for line in std::io::stdin().lock().lines() {
         let line = line?;

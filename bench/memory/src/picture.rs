@@ -5,7 +5,7 @@ use crate::{
     committed::{Cause, Policy, goals},
     raw::Cell,
 };
-use anyhow::{Result, anyhow};
+use anyhow::{Context, Result};
 use plotters::{
     coord::Shift,
     prelude::{
@@ -37,14 +37,14 @@ const COLOURS: [RGBColor; 9] = [
 pub fn draw(cells: &[Cell], path: &Path) -> Result<()> {
     let root = SVGBackend::new(path, SIZE).into_drawing_area();
     let drawn = (|| {
-        root.fill(&WHITE).map_err(|error| error.to_string())?;
+        root.fill(&WHITE)?;
         for (area, cause) in root.split_evenly((2, 2)).iter().zip(Cause::ALL) {
             let of: Vec<&Cell> = cells.iter().filter(|cell| cell.cause == cause).collect();
             chart(area, cause, &of)?;
         }
-        root.present().map_err(|error| error.to_string())
+        anyhow::Ok(root.present()?)
     })();
-    drawn.map_err(|error: String| anyhow!("{}: {error}", path.display()))
+    drawn.with_context(|| path.display().to_string())
 }
 
 /// Each period's most, just after the load's work, and its end: periods are numbered from 1, per cent.
@@ -60,7 +60,7 @@ fn points(cell: &Cell) -> Vec<(f64, f64)> {
     std::iter::once((0.0, 0.0)).chain(cell.periods.iter().enumerate().flat_map(of)).collect()
 }
 
-fn chart(area: &Area<'_>, cause: Cause, cells: &[&Cell]) -> Result<(), String> {
+fn chart(area: &Area<'_>, cause: Cause, cells: &[&Cell]) -> Result<()> {
     let lines: Vec<(Policy, Vec<(f64, f64)>)> =
         cells.iter().map(|cell| (cell.policy, points(cell))).collect();
     let all = || lines.iter().flat_map(|(_, points)| points);
@@ -71,21 +71,13 @@ fn chart(area: &Area<'_>, cause: Cause, cells: &[&Cell]) -> Result<(), String> {
         .margin(12)
         .x_label_area_size(34)
         .y_label_area_size(44)
-        .build_cartesian_2d(0.0..right, 0.0..top)
-        .map_err(|error| error.to_string())?;
-    chart
-        .configure_mesh()
-        .disable_x_mesh()
-        .x_desc("periods of the I/O load")
-        .label_style(FONT)
-        .draw()
-        .map_err(|error| error.to_string())?;
+        .build_cartesian_2d(0.0..right, 0.0..top)?;
+    chart.configure_mesh().disable_x_mesh().x_desc("periods of the I/O load").label_style(FONT).draw()?;
     for (policy, points) in &lines {
         let at = Policy::ALL.iter().position(|one| one == policy).unwrap_or_default();
         let colour = COLOURS[at];
         chart
-            .draw_series(LineSeries::new(points.iter().copied(), colour.stroke_width(2)))
-            .map_err(|error| error.to_string())?
+            .draw_series(LineSeries::new(points.iter().copied(), colour.stroke_width(2)))?
             .label(policy.name())
             .legend(move |(x, y)| PathElement::new([(x, y), (x + 14, y)], colour.stroke_width(2)));
     }
@@ -94,6 +86,6 @@ fn chart(area: &Area<'_>, cause: Cause, cells: &[&Cell]) -> Result<(), String> {
         .position(SeriesLabelPosition::UpperLeft)
         .background_style(WHITE.mix(0.8))
         .label_font(FONT)
-        .draw()
-        .map_err(|error| error.to_string())
+        .draw()?;
+    Ok(())
 }

@@ -16,10 +16,6 @@ use crate::{
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use lab_count::load::Memory;
-use nix::{
-    sched::{CpuSet, sched_setaffinity},
-    unistd::Pid,
-};
 use std::{
     io::{BufRead, Write},
     sync::{
@@ -28,6 +24,7 @@ use std::{
     },
     thread,
 };
+use vnuma_bench_common::host::affine;
 
 /// Which load.
 #[derive(Clone, Copy, ValueEnum)]
@@ -120,7 +117,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         let (gate, load) = (Arc::clone(&gate), arguments.load);
         // It ends with the process.
         thread::Builder::new().spawn(move || {
-            if let Err(error) = on_cpu(cpu).and_then(|()| work(load, &gate)) {
+            if let Err(error) = affine(0, &[cpu as u32]).and_then(|()| work(load, &gate)) {
                 gate.waiting().failed = Some(format!("the thread on CPU {cpu}: {error:#}"));
                 gate.changed.notify_all();
             }
@@ -145,12 +142,6 @@ fn answer(number: u64) -> Result<()> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{number}")?;
     Ok(out.flush()?)
-}
-
-fn on_cpu(cpu: usize) -> Result<()> {
-    let mut set = CpuSet::new();
-    set.set(cpu)?;
-    sched_setaffinity(Pid::from_raw(0), &set).context("sched_setaffinity")
 }
 
 fn work(load: Load, gate: &Gate) -> Result<()> {

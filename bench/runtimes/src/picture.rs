@@ -7,7 +7,7 @@ use crate::{
     judge::Row,
     raw::Cell,
 };
-use anyhow::{Result, anyhow};
+use anyhow::{Context, Result};
 use plotters::{
     coord::Shift,
     prelude::{
@@ -62,7 +62,7 @@ pub fn draw(rows: &[Row], cells: &[Cell], path: &Path) -> Result<()> {
     let height = of_bars + HEIGHTS[1] * lines as u32 + HEIGHTS[2];
     let root = SVGBackend::new(path, (WIDTH, height)).into_drawing_area();
     let drawn = (|| {
-        root.fill(&WHITE).map_err(|error| error.to_string())?;
+        root.fill(&WHITE)?;
         let (above, below) = root.split_vertically(of_bars);
         for (area, rate) in above.split_evenly((rates.len().max(1), 1)).iter().zip(&rates) {
             bars(area, rows, *rate)?;
@@ -77,9 +77,9 @@ pub fn draw(rows: &[Row], cells: &[Cell], path: &Path) -> Result<()> {
         for (area, cell) in nodes.split_evenly((1, moved.len().max(1))).iter().zip(&moved) {
             nodes_of_vcpus(area, cell)?;
         }
-        root.present().map_err(|error| error.to_string())
+        anyhow::Ok(root.present()?)
     })();
-    drawn.map_err(|error: String| anyhow!("{}: {error}", path.display()))
+    drawn.with_context(|| path.display().to_string())
 }
 
 fn colour(policy: Policy) -> RGBColor {
@@ -93,7 +93,7 @@ fn title(profile: &str, rate: u32) -> String {
 }
 
 /// With so many changes a minute.
-fn bars(area: &Area<'_>, rows: &[Row], rate: u32) -> Result<(), String> {
+fn bars(area: &Area<'_>, rows: &[Row], rate: u32) -> Result<()> {
     let profile = rows.first().map(|row| row.profile.clone()).unwrap_or_default();
     let of = |workload: Workload, policy: Policy, rate: u32| {
         let same = |row: &&Row| {
@@ -117,8 +117,7 @@ fn bars(area: &Area<'_>, rows: &[Row], rate: u32) -> Result<(), String> {
         .margin(12)
         .x_label_area_size(28)
         .y_label_area_size(50)
-        .build_cartesian_2d(-0.5..places.len().max(1) as f64 * (1.0 + LEGEND) - 0.5, 0.0..TOP)
-        .map_err(|error| error.to_string())?;
+        .build_cartesian_2d(-0.5..places.len().max(1) as f64 * (1.0 + LEGEND) - 0.5, 0.0..TOP)?;
     let name = |at: &f64| match places.get(at.round() as usize) {
         Some(workload) if (at - at.round()).abs() < 0.01 && *at >= 0.0 => workload.name().to_owned(),
         _ => String::new(),
@@ -129,8 +128,7 @@ fn bars(area: &Area<'_>, rows: &[Row], rate: u32) -> Result<(), String> {
         .x_labels(places.len() * 2)
         .x_label_formatter(&name)
         .label_style(FONT)
-        .draw()
-        .map_err(|error| error.to_string())?;
+        .draw()?;
     let is_there = |policy: &Policy| places.iter().any(|place| by_ideal(*place, *policy).is_some());
     let shown: Vec<Policy> = Policy::ALL.iter().copied().filter(is_there).collect();
     let width = BARS / shown.len().max(1) as f64;
@@ -145,22 +143,21 @@ fn bars(area: &Area<'_>, rows: &[Row], rate: u32) -> Result<(), String> {
             Rectangle::new([(left(at), 0.0), (left(at) + width * 0.9, value)], colour(policy).filled())
         };
         chart
-            .draw_series(values.iter().map(bar))
-            .map_err(|error| error.to_string())?
+            .draw_series(values.iter().map(bar))?
             .label(policy.name())
             .legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 12, y + 5)], colour(policy).filled()));
         let text = |&(at, value): &(usize, f64)| {
             Text::new(format!("{value:.2}"), (left(at), value + 0.04), ("sans-serif", 10))
         };
-        chart.draw_series(values.iter().map(text)).map_err(|error| error.to_string())?;
+        chart.draw_series(values.iter().map(text))?;
     }
     chart
         .configure_series_labels()
         .position(SeriesLabelPosition::UpperRight)
         .background_style(WHITE.mix(0.8))
         .label_font(FONT)
-        .draw()
-        .map_err(|error| error.to_string())
+        .draw()?;
+    Ok(())
 }
 
 /// Each sample's end, and what is remote of the accesses of all vCPUs, per cent.
@@ -173,27 +170,18 @@ fn points(cell: &Cell) -> Vec<(f64, f64)> {
     cell.samples.iter().map(of).collect()
 }
 
-fn remote(area: &Area<'_>, workload: Workload, cells: &[&Cell]) -> Result<(), String> {
+fn remote(area: &Area<'_>, workload: Workload, cells: &[&Cell]) -> Result<()> {
     let right = cells.iter().map(|cell| cell.window_s).fold(1.0, f64::max);
     let mut chart = ChartBuilder::on(area)
         .caption(format!("{}: remote accesses, % (colours as above)", workload.name()), TITLE)
         .margin(12)
         .x_label_area_size(34)
         .y_label_area_size(44)
-        .build_cartesian_2d(0.0..right, 0.0..100.0)
-        .map_err(|error| error.to_string())?;
-    chart
-        .configure_mesh()
-        .disable_x_mesh()
-        .x_desc("seconds of the guest")
-        .label_style(FONT)
-        .draw()
-        .map_err(|error| error.to_string())?;
+        .build_cartesian_2d(0.0..right, 0.0..100.0)?;
+    chart.configure_mesh().disable_x_mesh().x_desc("seconds of the guest").label_style(FONT).draw()?;
     for cell in cells {
         let colour = colour(cell.policy);
-        chart
-            .draw_series(LineSeries::new(points(cell), colour.stroke_width(2)))
-            .map_err(|error| error.to_string())?;
+        chart.draw_series(LineSeries::new(points(cell), colour.stroke_width(2)))?;
     }
     // Where a vCPU goes to another node: all policies have the same moments.
     let moments =
@@ -202,8 +190,8 @@ fn remote(area: &Area<'_>, workload: Workload, cells: &[&Cell]) -> Result<(), St
         .draw_series(
             moments.map(|at| PathElement::new([(at, 0.0), (at, 4.0)], RGBColor(0, 0, 0).stroke_width(2))),
         )
-        .map(drop)
-        .map_err(|error| error.to_string())
+        .map(drop)?;
+    Ok(())
 }
 
 /// What a step of a line is high, of the place of a vCPU.
@@ -226,7 +214,7 @@ fn stays(cell: &Cell, vcpu: usize) -> Vec<(f64, usize)> {
     points
 }
 
-fn nodes_of_vcpus(area: &Area<'_>, cell: &Cell) -> Result<(), String> {
+fn nodes_of_vcpus(area: &Area<'_>, cell: &Cell) -> Result<()> {
     let how = match cell.by {
         By::Hand => "put there one at a time",
         By::Balancer => "moved by the server's scheduler",
@@ -236,8 +224,7 @@ fn nodes_of_vcpus(area: &Area<'_>, cell: &Cell) -> Result<(), String> {
         .margin(12)
         .x_label_area_size(34)
         .y_label_area_size(70)
-        .build_cartesian_2d(0.0..cell.window_s.max(1.0), -0.2..HOMES.len() as f64)
-        .map_err(|error| error.to_string())?;
+        .build_cartesian_2d(0.0..cell.window_s.max(1.0), -0.2..HOMES.len() as f64)?;
     let name = |at: &f64| match at.round() {
         lane if (at - lane).abs() < 0.01 && *at >= 0.0 && lane < HOMES.len() as f64 => format!("vCPU {lane}"),
         _ => String::new(),
@@ -249,13 +236,10 @@ fn nodes_of_vcpus(area: &Area<'_>, cell: &Cell) -> Result<(), String> {
         .y_labels(HOMES.len() * 2)
         .y_label_formatter(&name)
         .label_style(FONT)
-        .draw()
-        .map_err(|error| error.to_string())?;
+        .draw()?;
     for vcpu in 0..HOMES.len() {
         let points = stays(cell, vcpu).into_iter().map(|(at, node)| (at, vcpu as f64 + STEP * node as f64));
-        chart
-            .draw_series(LineSeries::new(points, RGBColor(0x00, 0x72, 0xb2).stroke_width(2)))
-            .map_err(|error| error.to_string())?;
+        chart.draw_series(LineSeries::new(points, RGBColor(0x00, 0x72, 0xb2).stroke_width(2)))?;
     }
     Ok(())
 }

@@ -3,7 +3,7 @@
 
 use crate::{
     committed::{Kind, seed},
-    load::{Count, Ready, print},
+    load::{Count, Ready},
     team::Random,
 };
 use anyhow::{Context, Result, bail, ensure};
@@ -16,7 +16,10 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-use vnuma_bench_common::frames::{frames_of, ranges};
+use vnuma_bench_common::{
+    cells::print,
+    frames::{frames_of, ranges},
+};
 
 const PAGE: usize = 4096;
 /// Values of each server, some 26 MiB with what it keeps of them.

@@ -10,13 +10,13 @@ use crate::{
 };
 use anyhow::{Context, Result, bail};
 use lab_count::load::{Chain, Matrix, Memory, bring_home, compute, touch};
-use nix::{
-    sched::{CpuSet, sched_setaffinity},
-    unistd::Pid,
-};
 use serde::{Deserialize, Serialize};
-use std::{io::Write, thread, time::Duration};
-use vnuma_bench_common::frames::{frames, ranges};
+use std::{thread, time::Duration};
+use vnuma_bench_common::{
+    cells::print,
+    frames::{frames, ranges},
+    host::affine,
+};
 
 const PAGE: usize = 4096;
 const LINE: usize = 64;
@@ -103,9 +103,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     if kind.is_team() {
         return team::run(kind, arguments.threads);
     }
-    let mut set = CpuSet::new();
-    set.set(arguments.cpu)?;
-    sched_setaffinity(Pid::from_raw(0), &set).context("sched_setaffinity")?;
+    affine(0, &[arguments.cpu as u32])?;
     if kind.is_of_debian() {
         return database::run(kind, arguments.cpu, arguments.connections);
     }
@@ -208,11 +206,4 @@ fn ready(memory: &Memory, count: &Count) -> Result<()> {
 pub fn line(memory: &Memory, count: &Count) -> Result<Ready> {
     let memory = ranges(&frames(memory.address(), memory.bytes())?);
     Ok(Ready { memory, other: Vec::new(), count: Some(count.address()?) })
-}
-
-/// Tells the host.
-pub fn print(line: &Ready) -> Result<()> {
-    let mut out = std::io::stdout().lock();
-    writeln!(out, "{}", serde_json::to_string(line)?)?;
-    Ok(out.flush()?)
 }

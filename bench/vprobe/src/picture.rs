@@ -1,7 +1,7 @@
 //! The picture: what an operation costs under each policy, and how many of its accesses are remote.
 
 use crate::{committed::POLICIES, judge::Row};
-use anyhow::{Result, anyhow};
+use anyhow::{Context, Result};
 use plotters::{
     coord::Shift,
     prelude::{
@@ -34,7 +34,7 @@ pub fn draw(rows: &[Row], path: &Path) -> Result<()> {
     }
     let root = SVGBackend::new(path, (WIDTH, HEIGHT * workloads.len().max(1) as u32)).into_drawing_area();
     let drawn = (|| {
-        root.fill(&WHITE).map_err(|error| error.to_string())?;
+        root.fill(&WHITE)?;
         for (area, workload) in root.split_evenly((workloads.len().max(1), 1)).iter().zip(&workloads) {
             let of: Vec<&Row> =
                 rows.iter().filter(|row| row.profile == profile && row.workload == *workload).collect();
@@ -49,19 +49,13 @@ pub fn draw(rows: &[Row], path: &Path) -> Result<()> {
             let title = format!("{workload}: remote accesses to memory, %");
             bars(&right, &title, &of, |row| row.remote_share.unwrap_or(0.0) * 100.0, "{} %")?;
         }
-        root.present().map_err(|error| error.to_string())
+        anyhow::Ok(root.present()?)
     })();
-    drawn.map_err(|error: String| anyhow!("{}: {error}", path.display()))
+    drawn.with_context(|| path.display().to_string())
 }
 
 /// A bar for each policy. One that does not count is an outline.
-fn bars(
-    area: &Area<'_>,
-    title: &str,
-    rows: &[&Row],
-    of: impl Fn(&Row) -> f64,
-    unit: &str,
-) -> Result<(), String> {
+fn bars(area: &Area<'_>, title: &str, rows: &[&Row], of: impl Fn(&Row) -> f64, unit: &str) -> Result<()> {
     let digits = if unit.contains('%') { 0 } else { 2 };
     let top = rows.iter().map(|row| of(row)).filter(|value| value.is_finite()).fold(0.1, f64::max) * 1.2;
     let mut chart = ChartBuilder::on(area)
@@ -69,8 +63,7 @@ fn bars(
         .margin(12)
         .x_label_area_size(24)
         .y_label_area_size(50)
-        .build_cartesian_2d(-0.6..POLICIES.len() as f64 - 0.4, 0.0..top)
-        .map_err(|error| error.to_string())?;
+        .build_cartesian_2d(-0.6..POLICIES.len() as f64 - 0.4, 0.0..top)?;
     let name = |at: &f64| match POLICIES.get(at.round() as usize) {
         Some(name) if (at - at.round()).abs() < 0.01 && *at >= 0.0 => {
             (*name).replace("linux-nobalance", "nobalance")
@@ -83,8 +76,7 @@ fn bars(
         .x_labels(POLICIES.len() + 1)
         .x_label_formatter(&name)
         .label_style(("sans-serif", 11))
-        .draw()
-        .map_err(|error| error.to_string())?;
+        .draw()?;
     for row in rows {
         let Some(at) = POLICIES.iter().position(|policy| *policy == row.policy) else { continue };
         let (at, value) = (at as f64, of(row));
@@ -101,11 +93,10 @@ fn bars(
                 let line = vec![(left, low), (left, high), (right, high), (right, low)];
                 chart.draw_series([PathElement::new(line, colour)]).map(drop)
             }
-        }
-        .map_err(|error| error.to_string())?;
+        }?;
         let label = unit.replace("{}", &format!("{value:.digits$}"));
         let text = Text::new(label, (at - 0.35, value + top * 0.05), FONT);
-        chart.draw_series([text]).map_err(|error| error.to_string())?;
+        chart.draw_series([text])?;
     }
     Ok(())
 }

@@ -12,10 +12,10 @@ use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 use std::{
     fs,
-    io::Write,
     path::PathBuf,
     time::{Duration, Instant},
 };
+use vnuma_bench_common::cells::print;
 use vnuma_lab_pricing::by_name;
 
 #[derive(clap::Args)]
@@ -126,12 +126,6 @@ impl Boot {
         }
         Ok(())
     }
-}
-
-fn print(line: &Line) -> Result<()> {
-    let mut out = std::io::stdout().lock();
-    writeln!(out, "{}", serde_json::to_string(line)?)?;
-    Ok(out.flush()?)
 }
 
 fn proc_line(name: &str) -> Result<String> {

@@ -9,7 +9,7 @@ mod shared;
 
 use crate::{
     committed::Kind,
-    load::{Count, Ready, line, print},
+    load::{Count, Ready, line},
 };
 use adi::{Adi, Solver};
 use anyhow::{Context, Result, ensure};
@@ -17,13 +17,10 @@ use cg::Cg;
 use lab_count::load::Memory;
 use lu::Lu;
 use mg::Mg;
-use nix::{
-    sched::{CpuSet, sched_setaffinity},
-    unistd::Pid,
-};
 pub use shared::Random;
 use shared::{Kernel, Shared};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use vnuma_bench_common::{cells::print, host::affine};
 
 const HUGE: usize = 2 << 20;
 
@@ -44,12 +41,6 @@ pub fn bytes(kind: Kind, threads: usize) -> Option<usize> {
     Some((kernel(kind)?.words(threads) * size_of::<u64>()).next_multiple_of(HUGE))
 }
 
-fn run_on(cpu: usize) -> Result<()> {
-    let mut set = CpuSet::new();
-    set.set(cpu)?;
-    sched_setaffinity(Pid::from_raw(0), &set).context("sched_setaffinity")
-}
-
 /// The words of memory that nobody else uses.
 fn words(memory: &mut Memory) -> &[AtomicU64] {
     let words = memory.words();
@@ -65,7 +56,7 @@ pub fn run(kind: Kind, threads: usize) -> Result<()> {
     let (mut memories, mut counts) = (Vec::new(), Vec::new());
     for cpu in 0..threads {
         // Where the guest has nodes, a part lies on that of its thread.
-        run_on(cpu)?;
+        affine(0, &[cpu as u32])?;
         memories.push(Memory::map(size, None, true).with_context(|| format!("{size} bytes"))?);
         counts.push(Count::new(None)?);
     }
@@ -93,7 +84,7 @@ pub fn run(kind: Kind, threads: usize) -> Result<()> {
 
 /// On its CPU, with its part filled; the first thread says so for all.
 fn begin(kernel: &dyn Kernel, shared: &Shared<'_>, me: usize, lines: &[Ready]) -> Result<()> {
-    run_on(me)?;
+    affine(0, &[me as u32])?;
     kernel.fill(shared, me);
     shared.meet();
     if me == 0 { lines.iter().try_for_each(print) } else { Ok(()) }
