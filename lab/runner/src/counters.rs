@@ -1,7 +1,6 @@
 //! The server's hardware counters: what a server with them is started with, and what is loaded into it.
 
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -10,7 +9,9 @@ use vnuma_lab_pricing::{CounterProfile, ProfileError, by_name};
 
 use crate::binaries;
 use crate::cache::cache_dir;
+use crate::file_error::{FileError, file_error};
 use crate::image::Image;
+use crate::kbuild::KbuildError;
 use crate::pmu;
 use crate::profile::Profile;
 
@@ -65,16 +66,11 @@ pub enum CountersError {
     #[error(transparent)]
     Build(#[from] binaries::BuildError),
     /// A file.
-    #[error("{path}: {source}")]
-    File {
-        /// Which.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    #[error(transparent)]
+    File(#[from] FileError),
     /// The PMU module does not build.
     #[error(transparent)]
-    Module(#[from] pmu::PmuError),
+    Module(#[from] KbuildError),
     /// The PMU module does not load.
     #[error("insmod of the PMU module ended with {status}: {output}")]
     Load {
@@ -119,8 +115,7 @@ impl Ready {
     /// Writes the region into the server's directory; the arguments for its QEMU.
     pub(crate) fn arguments(&self, directory: &Path) -> Result<Vec<String>, CountersError> {
         let path = directory.join("counters");
-        fs::write(&path, &self.region)
-            .map_err(|source| CountersError::File { path: path.clone(), source })?;
+        fs::write(&path, &self.region).map_err(file_error(&path))?;
         Ok(qemu_arguments(&self.plugin, &path, self.region.len()))
     }
 

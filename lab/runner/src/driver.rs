@@ -2,7 +2,6 @@
 //! headers belong to that kernel. What was built is cached under the hash of its sources.
 
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 
 use nix::fcntl::FlockArg;
@@ -10,6 +9,7 @@ use sha2::{Digest, Sha256};
 
 use crate::cache::{cache_dir, lock, remove_tree, try_lock};
 use crate::children::ScratchDir;
+use crate::file_error::{FileError, file_error};
 use crate::image::{Image, ImageError};
 use crate::kbuild::{self, KbuildError};
 use crate::progress::Progress;
@@ -43,13 +43,8 @@ pub enum DriverError {
         known: String,
     },
     /// A file.
-    #[error("{path}: {source}")]
-    File {
-        /// Which.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    #[error(transparent)]
+    File(#[from] FileError),
     /// It does not build.
     #[error(transparent)]
     Build(#[from] KbuildError),
@@ -79,11 +74,6 @@ fn release<'a>(image: &'a Image, name: &str) -> Result<&'a str, DriverError> {
         let known = image.kernels().iter().map(|kernel| kernel.name.as_str()).collect::<Vec<_>>().join(", ");
         DriverError::Kernel { name: name.to_owned(), known }
     })
-}
-
-fn file_error(path: &Path) -> impl FnOnce(io::Error) -> DriverError {
-    let path = path.to_owned();
-    move |source| DriverError::File { path, source }
 }
 
 /// The directory of the cache with what was built.

@@ -6,6 +6,7 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use crate::binaries::Binaries;
+use crate::file_error::file_error;
 use crate::image::Image;
 use crate::initramfs;
 use crate::lab::LabError;
@@ -17,7 +18,7 @@ use crate::progress::Progress;
 pub fn guest_files(kernel: &str, directory: &Path) -> Result<(), LabError> {
     let image = Image::ensure(Progress::Show)?;
     let folder = directory.join("kernels").join(kernel);
-    let error = |source| LabError::File { path: folder.clone(), source };
+    let error = |source| file_error(&folder)(source);
     let unknown = || error(io::Error::other("the image has no such kernel"));
     let kernel = image.kernel(kernel).ok_or_else(unknown)?;
     let initrd = initramfs::guest(&image, kernel, &Binaries::build()?)?;
@@ -30,7 +31,7 @@ pub fn guest_files(kernel: &str, directory: &Path) -> Result<(), LabError> {
     ];
     for (target, link) in links {
         match fs::remove_file(&link) {
-            Err(source) if source.kind() != io::ErrorKind::NotFound => return Err(error(source)),
+            Err(source) if source.kind() != io::ErrorKind::NotFound => return Err(error(source).into()),
             _ => symlink(target, link).map_err(error)?,
         }
     }

@@ -19,6 +19,7 @@ use nix::fcntl::FlockArg;
 
 use crate::cache::{Lock, cache_dir, lock, remove_tree, try_lock};
 use crate::children::{GroupChild, ScratchDir};
+use crate::file_error::{FileError, file_error};
 use crate::kernel::{self, KernelError};
 use crate::mirror::debian_mirror;
 use crate::progress::{Meter, Progress};
@@ -38,13 +39,8 @@ pub enum ImageError {
     #[error(transparent)]
     Recipe(#[from] RecipeError),
     /// A file of the cache cannot be handled.
-    #[error("{path}: {source}")]
-    File {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    #[error(transparent)]
+    File(#[from] FileError),
     /// A tool cannot be started.
     #[error("{tool} cannot be started: {source} (the packages needed are in lab/host-packages.txt)")]
     Tool {
@@ -120,17 +116,16 @@ impl Image {
         let recipe = Recipe::read(&Self::recipe())?;
         let images = cache_dir().join("lab");
         let directory = images.join(&recipe.hash);
-        let file_error = |source| ImageError::File { path: directory.clone(), source };
-        let mut shared = lock(&directory, FlockArg::LockShared).map_err(file_error)?;
+        let mut shared = lock(&directory, FlockArg::LockShared).map_err(file_error(&directory))?;
         if !directory.exists() {
             drop(shared);
-            let exclusive = lock_with_notice(&directory, progress).map_err(file_error)?;
+            let exclusive = lock_with_notice(&directory, progress).map_err(file_error(&directory))?;
             // Another process may have built it meanwhile.
             if !directory.exists() {
                 build(&recipe, &directory, progress)?;
             }
             drop(exclusive);
-            shared = lock(&directory, FlockArg::LockShared).map_err(file_error)?;
+            shared = lock(&directory, FlockArg::LockShared).map_err(file_error(&directory))?;
         }
         prune(&images, &recipe.hash);
         let kernels = find_kernels(&recipe, &directory.join("tree"))?;
@@ -185,10 +180,6 @@ fn build(recipe: &Recipe, directory: &Path, progress: Progress) -> Result<(), Im
         return Err(ImageError::NotRoot);
     }
     let temporary = directory.with_extension("tmp");
-    let file_error = |path: &Path| {
-        let path = path.to_owned();
-        move |source| ImageError::File { path, source }
-    };
     remove_tree(&temporary).map_err(file_error(&temporary))?;
     fs::create_dir_all(&temporary).map_err(file_error(&temporary))?;
     let scratch = ScratchDir::from_path(temporary.clone());
@@ -226,16 +217,15 @@ fn unpack_kernels(boot: &Path) -> Result<(), ImageError> {
     for name in file_names(boot)? {
         let Some(release) = name.strip_prefix(PACKED) else { continue };
         let (packed, unpacked) = (boot.join(&name), boot.join(format!("{UNPACKED}{release}")));
-        let file = fs::read(&packed).map_err(|source| ImageError::File { path: packed.clone(), source })?;
+        let file = fs::read(&packed).map_err(file_error(&packed))?;
         let kernel = kernel::vmlinux(&file).map_err(|source| ImageError::Unpack { path: packed, source })?;
-        fs::write(&unpacked, kernel).map_err(|source| ImageError::File { path: unpacked, source })?;
+        fs::write(&unpacked, kernel).map_err(file_error(&unpacked))?;
     }
     Ok(())
 }
 
 fn file_names(directory: &Path) -> Result<Vec<String>, ImageError> {
-    let entries =
-        fs::read_dir(directory).map_err(|source| ImageError::File { path: directory.into(), source })?;
+    let entries = fs::read_dir(directory).map_err(file_error(directory))?;
     Ok(entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect())
 }
 

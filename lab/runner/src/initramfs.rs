@@ -3,7 +3,6 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -11,6 +10,7 @@ use serde::Deserialize;
 
 use crate::binaries::Binaries;
 use crate::cpio::Archive;
+use crate::file_error::{FileError, file_error};
 use crate::image::{Image, Kernel};
 use crate::recipe::Role;
 
@@ -30,13 +30,8 @@ struct Modules {
 #[derive(Debug, thiserror::Error)]
 pub enum InitramfsError {
     /// A file cannot be read.
-    #[error("{path}: {source}")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    #[error(transparent)]
+    Read(#[from] FileError),
     /// `initramfs.toml` is wrong.
     #[error("{path}: {source}")]
     Syntax {
@@ -136,8 +131,8 @@ fn add_modules(
     Ok(())
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, InitramfsError> {
-    fs::read(path).map_err(|source| InitramfsError::Read { path: path.into(), source })
+fn read(path: &Path) -> Result<Vec<u8>, FileError> {
+    fs::read(path).map_err(file_error(path))
 }
 
 /// `kernel/fs/erofs/erofs.ko.xz` -> `erofs.ko`
@@ -160,8 +155,8 @@ struct Step {
     optional: bool,
 }
 
-fn program(path: &Path) -> Result<Vec<u8>, InitramfsError> {
-    crate::binaries::stripped(path).map_err(|source| InitramfsError::Read { path: path.into(), source })
+fn program(path: &Path) -> Result<Vec<u8>, FileError> {
+    crate::binaries::stripped(path).map_err(file_error(path))
 }
 
 /// What depmod knows of a kernel's modules.
@@ -178,7 +173,9 @@ struct ModuleIndex {
 
 impl ModuleIndex {
     fn read(directory: &Path) -> Result<Self, InitramfsError> {
-        let text = |name: &str| Ok(String::from_utf8_lossy(&read(&directory.join(name))?).into_owned());
+        let text = |name: &str| {
+            Ok::<_, FileError>(String::from_utf8_lossy(&read(&directory.join(name))?).into_owned())
+        };
         let path = directory.join("modules.dep");
         let mut index = Self {
             path,
@@ -245,7 +242,7 @@ fn load_order(directory: &Path, wanted: &[String]) -> Result<Vec<Step>, Initramf
 /// Decompressed here, as the machine that runs it is slower.
 fn decompressed(path: &Path) -> Result<Vec<u8>, InitramfsError> {
     if path.extension().is_none_or(|extension| extension != "xz") {
-        return read(path);
+        return Ok(read(path)?);
     }
     let error = |reason: String| InitramfsError::Decompress { path: path.into(), reason };
     let output = Command::new("xz").arg("-dc").arg(path).output().map_err(|e| error(e.to_string()))?;

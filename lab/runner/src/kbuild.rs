@@ -6,19 +6,15 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::children::ScratchDir;
+use crate::file_error::{FileError, file_error};
 use crate::image::Image;
 
 /// Why a module was not built.
 #[derive(Debug, thiserror::Error)]
 pub enum KbuildError {
     /// A file.
-    #[error("{path}: {source}")]
-    File {
-        /// Which.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    #[error(transparent)]
+    File(#[from] FileError),
     /// The compiler, make or dkms failed.
     #[error("{folder} for {release}: `{command}` failed with {status}:\n{output}")]
     Make {
@@ -33,11 +29,6 @@ pub enum KbuildError {
         /// What it said.
         output: String,
     },
-}
-
-fn file_error(path: &Path) -> impl FnOnce(io::Error) -> KbuildError {
-    let path = path.to_owned();
-    move |source| KbuildError::File { path, source }
 }
 
 /// Makes `targets` in `folder` of the sources (path within the checkout, content); the folder of the tree that stands for the

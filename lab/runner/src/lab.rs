@@ -22,13 +22,14 @@ use nix::unistd::Pid;
 use crate::binaries::{Binaries, BuildError};
 use crate::children::GroupChild;
 use crate::counters::{Counters, CountersError, LOAD_PMU, Ready};
+use crate::file_error::{FileError, file_error};
 use crate::image::{Image, ImageError};
 use crate::initramfs::{self, InitramfsError};
 use crate::network::{MOST_SERVERS, Member};
 use crate::profile::{Profile, ProfileError};
 use crate::progress::Progress;
 use crate::qemu::{self, Accel, Init};
-use crate::run_directory::{RunDirectory, RunDirectoryError, run_directory};
+use crate::run_directory::{RunDirectory, run_directory};
 use crate::{accel, acpi, hang, retries};
 
 /// How long a boot may take; on a loaded machine of two cores it takes 10 to 30 s under emulation.
@@ -77,9 +78,6 @@ pub enum LabError {
     /// No counters.
     #[error(transparent)]
     Counters(#[from] CountersError),
-    /// No directory for a run.
-    #[error(transparent)]
-    Directory(#[from] RunDirectoryError),
     /// More servers than a network has addresses for, or none.
     #[error("{0} servers: expected 1 to {MOST_SERVERS}")]
     Servers(usize),
@@ -87,13 +85,8 @@ pub enum LabError {
     #[error(transparent)]
     Initramfs(#[from] InitramfsError),
     /// A local file.
-    #[error("{path}: {source}")]
-    File {
-        /// Which.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    #[error(transparent)]
+    File(#[from] FileError),
     /// QEMU cannot be started.
     #[error("{program} cannot be started: {source} (the packages needed are in lab/host-packages.txt)")]
     Start {
@@ -275,8 +268,7 @@ impl Lab {
         let directory = run_directory()?;
         let path = directory.path().to_owned();
         let initramfs_path = path.join("initramfs");
-        let write = fs::write(&initramfs_path, initramfs);
-        write.map_err(|source| LabError::File { path: initramfs_path.clone(), source })?;
+        fs::write(&initramfs_path, initramfs).map_err(file_error(&initramfs_path))?;
         let kernel = image.vmlinux(image.server_kernel());
         let accel = match counters {
             // Only what is emulated can be looked at.
@@ -299,7 +291,7 @@ impl Lab {
         // A triple fault ends a machine without a word on its console.
         command.args(["-d", "cpu_reset", "-D"]).arg(path.join(PROCESSOR_LOG));
         let log_path = path.join("qemu.log");
-        let log = fs::File::create(&log_path).map_err(|source| LabError::File { path: log_path, source })?;
+        let log = fs::File::create(&log_path).map_err(file_error(&log_path))?;
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         let child =
             GroupChild::spawn(command).map_err(|source| LabError::Start { program: qemu::QEMU, source })?;
@@ -432,11 +424,10 @@ impl Lab {
 
     /// Copies a file of this machine into the server, with its permissions.
     pub fn put(&self, source: &Path, destination: &str, limit: Duration) -> Result<(), LabError> {
-        let error = |error| LabError::File { path: source.into(), source: error };
-        let file = fs::File::open(source).map_err(error)?;
-        let metadata = file.metadata().map_err(error)?;
+        let file = fs::File::open(source).map_err(file_error(source))?;
+        let metadata = file.metadata().map_err(file_error(source))?;
         if !metadata.is_file() {
-            return Err(error(io::Error::other("not a file; directories are not copied")));
+            return Err(file_error(source)(io::Error::other("not a file; directories are not copied")).into());
         }
         let mode = metadata.permissions().mode() & 0o777;
         let what = format!("put {}:{destination}", source.display());
@@ -445,7 +436,7 @@ impl Lab {
 
     /// Copies a file of the server to this machine.
     pub fn get(&self, source: &str, destination: &Path, limit: Duration) -> Result<(), LabError> {
-        let error = |error| LabError::File { path: destination.into(), source: error };
+        let error = |error| file_error(destination)(error);
         let parent = destination.parent().filter(|parent| !parent.as_os_str().is_empty());
         let parent = parent.unwrap_or(Path::new("."));
         fs::create_dir_all(parent).map_err(error)?;
@@ -454,7 +445,7 @@ impl Lab {
         let what = format!("get {source}:{}", destination.display());
         self.with_session(what, limit, |session| session.get(source, &mut file))?;
         file.as_file().set_permissions(fs::Permissions::from_mode(0o644)).map_err(error)?;
-        file.persist(destination).map_err(|failed| error(failed.error)).map(drop)
+        Ok(file.persist(destination).map_err(|failed| error(failed.error)).map(drop)?)
     }
 
     /// Does something over a free session. When the limit passes, a CPU is stuck, or QEMU ends, the server is stopped,

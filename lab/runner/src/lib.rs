@@ -20,6 +20,7 @@ mod counters;
 mod cpio;
 pub mod dkms;
 pub mod driver;
+mod file_error;
 mod guests;
 mod hang;
 mod image;
@@ -45,20 +46,20 @@ pub use binaries::{
 pub use cache::cache_dir;
 pub use children::end_on_signals;
 pub use counters::{Counters, CountersError};
+pub use file_error::FileError;
 pub use guests::guest_files;
 pub use image::{Image, ImageError, Kernel};
 pub use initramfs::InitramfsError;
 pub use kbuild::KbuildError;
 pub use lab::{BOOT_LIMIT, Lab, LabError};
 pub use mirror::debian_mirror;
-pub use pmu::PmuError;
 pub use profile::{DEFAULT_PROFILE, Device, DeviceModel, Profile, ProfileError};
 pub use progress::Progress;
 pub use qemu::{Accel, Init};
 pub use recipe::{Recipe, RecipeError, Role};
 pub use retries::boot_retries;
 pub use run::{DEFAULT_TIMEOUT, LabRun, Output, Stdin};
-pub use run_directory::{RunDirectory, RunDirectoryError, run_directory};
+pub use run_directory::{RunDirectory, run_directory};
 
 /// The agent's types that the API of this crate uses.
 pub use vnuma_lab_agent::{client::Input, protocol::Exec};

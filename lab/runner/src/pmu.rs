@@ -1,15 +1,15 @@
 //! Builds the PMU module of the server, `lab/pmu`, for the server's kernel: in the image's tree, once per content.
 
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 
 use nix::fcntl::FlockArg;
 use sha2::{Digest, Sha256};
 
 use crate::cache::{cache_dir, lock};
+use crate::file_error::file_error;
 use crate::image::Image;
-use crate::kbuild;
+use crate::kbuild::{self, KbuildError};
 
 const MODULE: &str = "vnuma_lab_pmu.ko";
 /// Paths within the checkout, and content.
@@ -23,29 +23,8 @@ const SOURCES: [(&str, &str); 4] = [
     ),
 ];
 
-/// Why there is no module.
-#[derive(Debug, thiserror::Error)]
-pub enum PmuError {
-    /// A file.
-    #[error("{path}: {source}")]
-    File {
-        /// Which.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// It does not build.
-    #[error(transparent)]
-    Build(#[from] kbuild::KbuildError),
-}
-
-fn file_error(path: &Path) -> impl FnOnce(io::Error) -> PmuError {
-    let path = path.to_owned();
-    move |source| PmuError::File { path, source }
-}
-
 /// Builds the module unless it is there; its path.
-pub(crate) fn build(image: &Image) -> Result<PathBuf, PmuError> {
+pub(crate) fn build(image: &Image) -> Result<PathBuf, KbuildError> {
     let release = &image.server_kernel().release;
     let mut digest = Sha256::new();
     for part in SOURCES.iter().flat_map(|(path, content)| [path, content]).chain([&release.as_str()]) {
@@ -64,11 +43,11 @@ pub(crate) fn build(image: &Image) -> Result<PathBuf, PmuError> {
     Ok(module)
 }
 
-fn make(image: &Image, release: &str, result: &Path) -> Result<(), PmuError> {
+fn make(image: &Image, release: &str, result: &Path) -> Result<(), KbuildError> {
     let sources = SOURCES.map(|(name, content)| (name.into(), content.into()));
     let scratch = kbuild::make(image, release, &sources, "lab/pmu", &[])?;
     fs::create_dir_all(result).map_err(file_error(result))?;
     let (built, temporary) = (scratch.path().join("lab/pmu").join(MODULE), result.join("new"));
     fs::copy(&built, &temporary).map_err(file_error(&built))?;
-    fs::rename(&temporary, result.join(MODULE)).map_err(file_error(result))
+    Ok(fs::rename(&temporary, result.join(MODULE)).map_err(file_error(result))?)
 }

@@ -1,5 +1,6 @@
 //! Profiles of emulated servers, `lab/profiles/*.toml`.
 
+use crate::file_error::{FileError, file_error};
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -174,13 +175,8 @@ pub enum ProfileError {
         known: String,
     },
     /// It cannot be read.
-    #[error("{path}: {source}")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
+    #[error(transparent)]
+    Read(#[from] FileError),
     /// It is no TOML, or has unknown or missing keys.
     #[error("{path}: {source}")]
     Syntax {
@@ -212,7 +208,7 @@ impl Profile {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound && !is_file => {
                 return Err(ProfileError::Unknown { name: name.into(), path, known: known(&directory) });
             }
-            Err(source) => return Err(ProfileError::Read { path, source }),
+            Err(source) => return Err(file_error(&path)(source).into()),
         };
         Self::parse(&text, &path)
     }

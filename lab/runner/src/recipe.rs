@@ -1,5 +1,6 @@
 //! The recipe of the root image, `lab/image/recipe.toml`.
 
+use crate::file_error::{FileError, file_error};
 use std::path::Path;
 
 use serde::Deserialize;
@@ -42,13 +43,8 @@ pub enum Role {
 #[derive(Debug, thiserror::Error)]
 pub enum RecipeError {
     /// It cannot be read.
-    #[error("{path}: {source}")]
-    Read {
-        /// The file.
-        path: String,
-        /// Why.
-        source: std::io::Error,
-    },
+    #[error(transparent)]
+    Read(#[from] FileError),
     /// It is no TOML, or has unknown or missing keys.
     #[error("{path}: {source}")]
     Syntax {
@@ -73,8 +69,7 @@ impl Recipe {
     /// Reads and checks a recipe.
     pub(crate) fn read(path: &Path) -> Result<Self, RecipeError> {
         let name = path.display().to_string();
-        let text = std::fs::read_to_string(path)
-            .map_err(|source| RecipeError::Read { path: name.clone(), source })?;
+        let text = std::fs::read_to_string(path).map_err(file_error(path))?;
         Self::parse(&text, &name)
     }
 

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 use std::os::fd::AsFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use vnuma_lab_agent::client::Input;
@@ -10,6 +10,7 @@ use vnuma_lab_agent::protocol::Exec;
 use vnuma_lab_agent::terminal::{self, RawMode};
 
 use crate::counters::Counters;
+use crate::file_error::file_error;
 use crate::lab::{Lab, LabError};
 use crate::qemu::Init;
 
@@ -120,8 +121,7 @@ impl LabRun {
         let mut exec = Exec { argv: self.command.clone(), env: self.env.clone(), terminal: None };
         let stdin = io::stdin();
         let _raw = if self.stdin == Stdin::Terminal {
-            let raw =
-                RawMode::enter().map_err(|source| LabError::File { path: "terminal".into(), source })?;
+            let raw = RawMode::enter().map_err(file_error(Path::new("terminal")))?;
             exec.terminal = raw.as_ref().map(|_| terminal::size().unwrap_or((24, 80)));
             if let Ok(kind) = std::env::var("TERM") {
                 exec.env.push(("TERM".into(), kind));

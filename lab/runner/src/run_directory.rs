@@ -1,11 +1,11 @@
 //! Directories for the files of a run.
 
 use std::fs;
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use crate::cache::{Lock, try_lock};
 use crate::children::ScratchDir;
+use crate::file_error::{FileError, file_error};
 
 /// A directory that goes with this value, and at a signal ([`crate::end_on_signals`]).
 pub struct RunDirectory {
@@ -20,24 +20,12 @@ impl RunDirectory {
     }
 }
 
-/// Why there is none.
-#[derive(Debug, thiserror::Error)]
-#[error("{path}: {source}")]
-pub struct RunDirectoryError {
-    path: PathBuf,
-    source: io::Error,
-}
-
 /// Makes a directory for the files of a run; its lock shows that the run lives. Remains of runs that were killed
 /// are removed.
-pub fn run_directory() -> Result<RunDirectory, RunDirectoryError> {
+pub fn run_directory() -> Result<RunDirectory, FileError> {
     const PREFIX: &str = "vnuma-lab-";
     let parent = std::env::temp_dir();
-    let error = |path: &Path| {
-        let path = path.to_owned();
-        move |source| RunDirectoryError { path, source }
-    };
-    for entry in fs::read_dir(&parent).map_err(error(&parent))?.flatten() {
+    for entry in fs::read_dir(&parent).map_err(file_error(&parent))?.flatten() {
         let path = entry.path();
         let ours = entry.file_name().to_string_lossy().starts_with(PREFIX) && path.is_dir();
         // The lock lies inside: it goes with the directory.
@@ -47,10 +35,10 @@ pub fn run_directory() -> Result<RunDirectory, RunDirectoryError> {
         }
     }
     loop {
-        let path = tempfile::Builder::new().prefix(PREFIX).tempdir().map_err(error(&parent))?.keep();
+        let path = tempfile::Builder::new().prefix(PREFIX).tempdir().map_err(file_error(&parent))?.keep();
         let directory = ScratchDir::from_path(path);
         // Another process that cleans up may have taken it for a dead one just now; then the next is tried.
-        match try_lock(&directory.path().join("run")).map_err(error(directory.path()))? {
+        match try_lock(&directory.path().join("run")).map_err(file_error(directory.path()))? {
             Some(lock) if directory.path().exists() => return Ok(RunDirectory { directory, _lock: lock }),
             _ => {}
         }
