@@ -36,34 +36,36 @@ pub const MIGRATORY_MOST: u8 = 3;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Purpose {
-    /// A copy.
+    /// A copy. The owner keeps its own.
     Read = 0,
     /// Ownership, and the only copy.
     Write = 1,
-    /// A copy that no thread waits for.
+    /// A copy that no thread waits for. The owner may refuse.
     Prefetch = 2,
 }
 
-/// What a node may do with a page.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// What local threads may do with a page without a fault.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Access {
-    /// Nothing.
+    /// Nothing: the page is not mapped.
+    #[default]
     None = 0,
-    /// Read.
+    /// Read: the page is write-protected.
     Read = 1,
     /// Read and write.
     Write = 2,
 }
 
 /// What stands behind a grant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Payload {
-    /// Nothing.
+    /// Nothing: the receiver has the content.
+    #[default]
     None,
-    /// The page.
+    /// The whole page.
     Page,
-    /// A difference to the content with this version.
+    /// A difference to the content with this version, which the receiver's memory has.
     Delta {
         /// The version that it starts from.
         base: u64,

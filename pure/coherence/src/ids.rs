@@ -1,5 +1,7 @@
 //! Names of things, and sets of nodes.
 
+pub use vnuma_abi_dsm_wire::Access;
+
 /// A node of the DSM: 0 to 63.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(pub u8);
@@ -35,18 +37,6 @@ impl Epoch {
     pub fn may_follow(self, last: Self) -> bool {
         self.0 <= last.0.saturating_add(Self::AHEAD) && self.0 <= u64::MAX - Self::AHEAD
     }
-}
-
-/// What local threads may do with a page without a fault.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Access {
-    /// Nothing: the page is not mapped.
-    #[default]
-    None,
-    /// Read: the page is write-protected.
-    Read,
-    /// Read and write.
-    Write,
 }
 
 /// A set of nodes, such as a copyset.

@@ -1,6 +1,8 @@
-//! What nodes send to each other. The contents of pages travel beside these messages.
+//! What nodes send to each other. The contents of pages travel beside these messages: the shell fills them in and applies them, the
+//! core only names them.
 
 use crate::ids::{Access, Epoch, NodeId, NodeSet, PageId, Version};
+pub use vnuma_abi_dsm_wire::{Payload, Purpose as Kind};
 
 /// A message with the epoch in which it was sent.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -9,32 +11,6 @@ pub struct Frame {
     pub epoch: Epoch,
     /// What it says.
     pub message: Message,
-}
-
-/// What of a page travels beside a message. The shell fills it in and applies it; the core only names it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Payload {
-    /// Nothing: the receiver has the content.
-    #[default]
-    None,
-    /// The whole page.
-    Page,
-    /// The difference to the content `base`, which the receiver's memory has.
-    Delta {
-        /// Content that the difference starts from.
-        base: Version,
-    },
-}
-
-/// What a request is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
-    /// A copy. The owner keeps its own.
-    Read,
-    /// Ownership and the only copy.
-    Write,
-    /// A copy that no thread waits for. The owner may refuse.
-    Prefetch,
 }
 
 /// Message-1 and Message-1-non-owner (GiantVM, section 3.3.1): forwarded unchanged until it finds the owner.

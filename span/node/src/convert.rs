@@ -2,8 +2,8 @@
 
 use vnuma_abi_dsm_wire as wire;
 use vnuma_coherence::{
-    Access, CutMessage, Entry, Epoch, Grant, Holding, Kind, Membership, Message, NodeId, NodeSet, Notice,
-    PageId, Payload, Request, View,
+    CutMessage, Entry, Epoch, Grant, Holding, Membership, Message, NodeId, NodeSet, Notice, PageId, Request,
+    View,
 };
 
 /// A message for the wire; several where one would be longer than the wire permits.
@@ -35,11 +35,7 @@ pub fn from_wire(message: wire::Message) -> Message {
         wire::Message::Request(request) => Message::Request(Request {
             page: PageId(request.page),
             requester: NodeId(request.requester),
-            kind: match request.purpose {
-                wire::Purpose::Read => Kind::Read,
-                wire::Purpose::Write => Kind::Write,
-                wire::Purpose::Prefetch => Kind::Prefetch,
-            },
+            kind: request.purpose,
             have: request.have,
         }),
         wire::Message::Grant(grant) => Message::Grant(grant_in(grant)),
@@ -77,11 +73,7 @@ fn request_out(request: Request) -> wire::Request {
     wire::Request {
         page: request.page.0,
         requester: request.requester.0,
-        purpose: match request.kind {
-            Kind::Read => wire::Purpose::Read,
-            Kind::Write => wire::Purpose::Write,
-            Kind::Prefetch => wire::Purpose::Prefetch,
-        },
+        purpose: request.kind,
         have: request.have,
     }
 }
@@ -91,20 +83,12 @@ fn grant_out(grant: Grant) -> wire::Grant {
         page: grant.page.0,
         to: grant.to.0,
         from: grant.from.0,
-        access: match grant.access {
-            Access::None => wire::Access::None,
-            Access::Read => wire::Access::Read,
-            Access::Write => wire::Access::Write,
-        },
+        access: grant.access,
         owner: grant.owner,
         migratory: grant.migratory,
         before: grant.before.map(|node| node.0),
         version: grant.version,
-        payload: match grant.payload {
-            Payload::None => wire::Payload::None,
-            Payload::Page => wire::Payload::Page,
-            Payload::Delta { base } => wire::Payload::Delta { base },
-        },
+        payload: grant.payload,
         copies: grant.copies.bits(),
     }
 }
@@ -114,20 +98,12 @@ fn grant_in(grant: wire::Grant) -> Grant {
         page: PageId(grant.page),
         to: NodeId(grant.to),
         from: NodeId(grant.from),
-        access: match grant.access {
-            wire::Access::None => Access::None,
-            wire::Access::Read => Access::Read,
-            wire::Access::Write => Access::Write,
-        },
+        access: grant.access,
         owner: grant.owner,
         migratory: grant.migratory,
         before: grant.before.map(NodeId),
         version: grant.version,
-        payload: match grant.payload {
-            wire::Payload::None => Payload::None,
-            wire::Payload::Page => Payload::Page,
-            wire::Payload::Delta { base } => Payload::Delta { base },
-        },
+        payload: grant.payload,
         copies: NodeSet::from_bits(grant.copies),
     }
 }
@@ -266,6 +242,7 @@ pub fn pages_of(message: &Message) -> impl Iterator<Item = (&'static str, PageId
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use vnuma_coherence::{Access, Kind, Payload};
 
     fn page() -> impl Strategy<Value = PageId> {
         any::<u64>().prop_map(PageId)
