@@ -17,7 +17,7 @@ const LIMITS: [(&str, usize); 6] = [
     ("imports upwards", 0),
     ("fields of the daemon's Core", 14),
     ("functions over 70 lines", 0),
-    ("lines of Rust outside tests", 117_937),
+    ("lines of Rust outside tests", 117_858),
     ("lines of ARCHITECTURE.md", 200),
 ];
 

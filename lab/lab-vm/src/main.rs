@@ -19,9 +19,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::{Args, Parser};
+use clap::Parser;
 
-use crate::plan::{Memory, Request};
+use crate::plan::Request;
 
 /// Exit status when lab-vm itself failed rather than the program in the guest.
 const STATUS_FAILED: u8 = 125;
@@ -30,7 +30,16 @@ const STATUS_FAILED: u8 = 125;
 #[command(name = "lab-vm", about = "Virtual machines in the server of the lab")]
 enum Command {
     /// Start a VM and wait until its agent answers
-    Start(StartArguments),
+    Start {
+        #[command(flatten)]
+        request: Request,
+        /// Take the machine, its nodes, memory and devices from FILE, as `vnumactl place` prints it for QEMU
+        #[arg(long, value_name = "FILE", conflicts_with_all = ["nodes", "vcpus", "memory", "unbound", "uma", "spare_slots", "pluggable"])]
+        placement: Option<PathBuf>,
+        /// Print QEMU's command line
+        #[arg(long)]
+        verbose: bool,
+    },
     /// Run COMMAND in the VM as root; streams and exit status pass through
     Exec {
         /// Its name
@@ -88,49 +97,6 @@ enum Command {
     },
 }
 
-#[derive(Args)]
-struct StartArguments {
-    /// Its name: letters, digits, '-' and '_', at most 32
-    name: String,
-    /// Kernel in the image: a directory of /run/lab/kernels
-    #[arg(long, default_value = "6.12")]
-    kernel: String,
-    /// Guest nodes; node i is bound to the i-th node of the server, beginning again after the last
-    #[arg(long, value_name = "N", conflicts_with = "uma")]
-    nodes: Option<usize>,
-    /// vCPUs, each a socket, dealt to the nodes in order
-    #[arg(long, value_name = "N")]
-    vcpus: Option<usize>,
-    /// Memory of all nodes together, such as 768M or 1G
-    #[arg(long, value_name = "SIZE", default_value = "512M")]
-    memory: Memory,
-    /// Neither bind memory nor pin vCPU threads
-    #[arg(long)]
-    unbound: bool,
-    /// A VM without NUMA, unbound
-    #[arg(long)]
-    uma: bool,
-    /// Give every node as many sockets without a vCPU as it has vCPUs, for CPU hot-plug
-    #[arg(long, conflicts_with = "uma")]
-    spare_slots: bool,
-    /// Give every node a virtio-mem device (`vmem0` and on) of this size, such as 512M, of which nothing is plugged
-    #[arg(long, value_name = "SIZE", conflicts_with = "uma")]
-    pluggable: Option<Memory>,
-    /// Take the machine, its nodes, memory and devices from FILE, as `vnumactl place` prints it for QEMU
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["nodes", "vcpus", "memory", "unbound", "uma", "spare_slots", "pluggable"])]
-    placement: Option<PathBuf>,
-    /// Connect it to the network of the lab's servers
-    #[arg(long)]
-    network: bool,
-    /// Pass a PCI function of the server through, behind a root port of its own. It is bound to vfio-pci already. May be given
-    /// more than once
-    #[arg(long = "device", value_name = "ADDRESS", conflicts_with = "placement")]
-    devices: Vec<String>,
-    /// Print QEMU's command line
-    #[arg(long)]
-    verbose: bool,
-}
-
 fn main() -> ExitCode {
     match run(Command::parse()) {
         Ok(status) => status,
@@ -143,23 +109,7 @@ fn main() -> ExitCode {
 
 fn run(command: Command) -> Result<ExitCode> {
     match command {
-        Command::Start(arguments) => {
-            let StartArguments { name, kernel, nodes, vcpus, memory, unbound, uma, .. } = arguments;
-            let StartArguments { spare_slots, pluggable, placement, network, devices, verbose, .. } =
-                arguments;
-            let request = Request {
-                name,
-                kernel,
-                nodes,
-                vcpus,
-                memory,
-                unbound,
-                uma,
-                spare_slots,
-                pluggable,
-                network,
-                devices,
-            };
+        Command::Start { request, placement, verbose } => {
             vm::start(&request, placement.as_deref(), verbose)?;
         }
         Command::Exec { name, command } => return session::exec(&name, command),

@@ -16,29 +16,40 @@ const MOST_NAME: usize = 32;
 const LEAST_REMOTE_DISTANCE: u8 = 11;
 
 /// What was asked for.
-#[derive(Clone, Debug)]
+#[derive(clap::Args, Clone, Debug)]
 pub struct Request {
-    /// Name of the VM.
+    /// Its name: letters, digits, '-' and '_', at most 32
     pub name: String,
-    /// Kernel in the image.
+    /// Kernel in the image: a directory of /run/lab/kernels
+    #[arg(long, default_value = "6.12")]
     pub kernel: String,
-    /// Guest nodes; by default those of the server.
+    /// Guest nodes; node i is bound to the i-th node of the server, beginning again after the last
+    #[arg(long, value_name = "N", conflicts_with = "uma")]
     pub nodes: Option<usize>,
-    /// vCPUs; by default one per guest node, at least two.
+    /// vCPUs, each a socket, dealt to the nodes in order
+    #[arg(long, value_name = "N")]
     pub vcpus: Option<usize>,
-    /// Memory of all nodes together.
+    /// Memory of all nodes together, such as 768M or 1G
+    #[arg(long, value_name = "SIZE", default_value = "512M")]
     pub memory: Memory,
-    /// Neither bind memory nor pin vCPU threads.
+    /// Neither bind memory nor pin vCPU threads
+    #[arg(long)]
     pub unbound: bool,
-    /// No NUMA.
+    /// A VM without NUMA, unbound
+    #[arg(long)]
     pub uma: bool,
-    /// Sockets without a vCPU on every node, as many as it has vCPUs.
+    /// Give every node as many sockets without a vCPU as it has vCPUs, for CPU hot-plug
+    #[arg(long, conflicts_with = "uma")]
     pub spare_slots: bool,
-    /// A virtio-mem device of this size for each guest node, of which nothing is plugged.
+    /// Give every node a virtio-mem device (`vmem0` and on) of this size, such as 512M, of which nothing is plugged
+    #[arg(long, value_name = "SIZE", conflicts_with = "uma")]
     pub pluggable: Option<Memory>,
-    /// A card in the network of the servers.
+    /// Connect it to the network of the lab's servers
+    #[arg(long)]
     pub network: bool,
-    /// PCI functions of the server that it gets, by their addresses.
+    /// Pass a PCI function of the server through, behind a root port of its own. It is bound to vfio-pci already. May be given
+    /// more than once
+    #[arg(long = "device", value_name = "ADDRESS", conflicts_with = "placement")]
     pub devices: Vec<String>,
 }
 
