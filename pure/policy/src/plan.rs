@@ -3,6 +3,7 @@
 use crate::PublishReason;
 use crate::memory_move::MoveMemory;
 use crate::migration::Order;
+use crate::rehome::Rehome;
 use crate::rehome_policy::RehomeWhy;
 use crate::sizing::Resize;
 use crate::world::{Confine, Replug, UnplugStep};
@@ -120,7 +121,9 @@ pub enum Action {
     RestoreMasks(i32, Reason),
     /// Give a guest node another home. It has its reason with it.
     RehomeNode(RehomeWish),
-    /// Give a guest node another size. It says for whom.
+    /// Take a re-home on: this is what becomes of it.
+    Rehome(Rehome),
+    /// Give a guest node another size, or take that on. It says for whom.
     SizeNode(Resize),
 }
 

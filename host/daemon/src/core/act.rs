@@ -46,7 +46,8 @@ impl Core {
             Action::WatchHotness => self.begin_hotness(id),
             Action::MoveMemory(order) => self.begin_memory(id, order),
             Action::RehomeNode(wish) => self.describe_first(id, Then::Rehome(wish, None)),
-            Action::SizeNode(resize) => self.begin_wanted_resize(id, resize),
+            Action::Rehome(rehome) => self.take_rehome_on(id, rehome),
+            Action::SizeNode(resize) => self.take_resize_on(id, &resize),
             Action::StopMemory(_) => self.commands.push(Command::StopMemory(id)),
             Action::Attach(reason) => self.begin_attach(id, reason),
             Action::Recover(_) => self.ask_with_epoch(id, Ask::Recover),
@@ -175,8 +176,9 @@ impl Core {
     }
 
     fn resize(&mut self, id: VmId, node: GuestNodeId, device: String, bytes: u64) {
-        if let Some(connection) = self.world.get(id).and_then(|managed| managed.link.connection()) {
-            self.commands.push(Command::Resize(connection, node, device, bytes));
+        match self.world.get(id).and_then(|managed| managed.link.connection()) {
+            Some(connection) => self.commands.push(Command::Resize(connection, node, device, bytes)),
+            None => self.failed_to_resize(id, node, "its hypervisor is not connected".to_owned()),
         }
     }
 

@@ -61,7 +61,7 @@ pub use reply::{Reply, ReplyTo};
 
 use event::{Command, Event, Level};
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, HashMap},
     time::Duration,
 };
 use vnuma_api as api;
@@ -82,8 +82,6 @@ pub struct Core {
     registry: registry::Registry,
     /// What is kept of each VM that is known.
     states: HashMap<VmId, vm_state::VmState>,
-    /// VMs with which something is under way that takes several steps.
-    active: BTreeSet<VmId>,
     /// Requests that wait for something.
     waiting: waiting::WaitingList,
     /// VMs whose threads are counted.
@@ -112,7 +110,6 @@ impl Core {
             epochs: epochs::Epochs::after(first_epoch),
             registry: registry::Registry::default(),
             states: HashMap::new(),
-            active: BTreeSet::new(),
             waiting: waiting::WaitingList::default(),
             counting: vm_state::Counting::default(),
             looked: locations::Looked::default(),
@@ -135,7 +132,6 @@ impl Core {
         self.now_ns = now_ns;
         let sampled = matches!(event, Event::Sampled(_));
         self.observe(event);
-        self.advance();
         self.count();
         let mut plan = decide(&self.world, &self.policies, &mut self.memories, now_ns);
         self.world.note_waits(&plan);
@@ -147,7 +143,7 @@ impl Core {
         let mut steps = plan.steps;
         while !steps.is_empty() {
             self.act(steps);
-            // A step may want others as it begins: another size has its device asked for it.
+            // A step may want others as it begins: the mark of a migration that ends here goes.
             steps = self.world.take_wanted();
         }
         self.world.commit(&self.policies, now_ns);

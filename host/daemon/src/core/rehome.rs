@@ -94,7 +94,6 @@ impl Core {
         }
         self.stop_memory(id, |_| true);
         self.world.begin_rehome(id, rehome, self.now_ns);
-        self.goes_on(id);
         let RehomeWish { guest_node, node, why, .. } = wish;
         let because = why.map(|why| format!(", as {}", render::why_rehomed(&why))).unwrap_or_default();
         self.log(
@@ -105,9 +104,8 @@ impl Core {
     }
 
     /// Takes a re-home on.
-    pub(super) fn advance_rehome(&mut self, id: VmId) {
-        let (policies, now_ns) = (self.policies, self.now_ns);
-        if let Some(rehome) = self.world.advance_rehome(id, &policies, now_ns) {
+    pub(super) fn take_rehome_on(&mut self, id: VmId, rehome: Rehome) {
+        if self.world.rehome_changed(id, rehome.clone()) {
             self.log_rehome(id, &rehome);
         }
     }

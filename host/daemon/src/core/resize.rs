@@ -12,8 +12,8 @@ use vnuma_hypervisor::VmError;
 use vnuma_model::GuestNodeId;
 use vnuma_policy::{
     Action, Reason,
-    sizing::{Request, Resize, ResizePhase},
-    world::{ResizeWish, Vm, VmId},
+    sizing::{Resize, ResizePhase},
+    world::{ManagedVm, ResizeWish, Vm, VmId},
 };
 
 impl Core {
@@ -52,7 +52,6 @@ impl Core {
             self.log_resize(id, resize);
         }
         self.world.begin_resize(id, guest_node, mode, resize, now_ns);
-        self.goes_on(id);
         Ok(None)
     }
 
@@ -65,36 +64,17 @@ impl Core {
         let requests =
             self.world.stop_resizes(id).ok_or_else(|| Refusal::NoResize { vm: name.to_owned() })?;
         (0..stopped).for_each(|_| self.state(id).counts.resize(&ResizePhase::Stopped));
-        self.ask_for_sizes(id, requests);
+        for (node, (device, bytes)) in requests {
+            self.world.add_step(id, Action::Resize(node, device, bytes, Reason::Sized));
+        }
         self.log(Level::Info, format!("{name}: its guest nodes keep the sizes that they have by now"));
         Ok((id, None))
     }
 
-    /// Takes changes on.
-    pub(super) fn advance_resize(&mut self, id: VmId) {
-        let (requests, changed) = self.world.advance_resizes(id, self.now_ns);
-        self.ask_for_sizes(id, requests);
-        changed.iter().for_each(|resize| self.log_resize(id, resize));
-    }
-
-    /// The controller wants a guest node to have another size.
-    pub(super) fn begin_wanted_resize(&mut self, id: VmId, resize: Resize) {
-        self.world.resize_begun(id, resize);
-        self.goes_on(id);
-        self.advance_resize(id);
-    }
-
-    fn ask_for_sizes(&mut self, id: VmId, requests: Vec<(GuestNodeId, Request)>) {
-        let connection = self.world.get(id).and_then(|managed| managed.link.connection());
-        for (node, (device, bytes)) in requests {
-            match connection {
-                Some(_) => self.world.add_step(id, Action::Resize(node, device, bytes, Reason::Sized)),
-                None => {
-                    let problem = "its hypervisor is not connected".to_owned();
-                    self.failed_to_resize(id, node, problem);
-                }
-            }
-        }
+    /// A change begins, or is at another step.
+    pub(super) fn take_resize_on(&mut self, id: VmId, resize: &Resize) {
+        self.world.resize_changed(id, resize.clone(), self.now_ns);
+        self.log_resize(id, resize);
     }
 
     /// QEMU was asked for a size.
@@ -106,7 +86,7 @@ impl Core {
         self.ask_if_connected(id, Ask::Describe);
     }
 
-    fn failed_to_resize(&mut self, id: VmId, node: GuestNodeId, problem: String) {
+    pub(super) fn failed_to_resize(&mut self, id: VmId, node: GuestNodeId, problem: String) {
         if let Some(failed) = self.world.resize_answered(id, node, Err(problem), self.now_ns) {
             self.log_resize(id, &failed);
         }
@@ -114,11 +94,9 @@ impl Core {
 
     /// An event of QEMU that says how much a guest has may be lost.
     pub(super) fn describe_resized(&mut self) {
-        for id in self.active.clone() {
-            if self.vm(id).is_some_and(Vm::is_resized) {
-                self.ask_if_connected(id, Ask::Describe);
-            }
-        }
+        let resized = |managed: &ManagedVm| managed.vm.as_ref().is_some_and(Vm::is_resized);
+        let all: Vec<_> = self.world.iter().filter(|(_, m)| resized(m)).map(|(id, _)| id).collect();
+        all.into_iter().for_each(|id| self.ask_if_connected(id, Ask::Describe));
     }
 
     fn log_resize(&mut self, id: VmId, resize: &Resize) {

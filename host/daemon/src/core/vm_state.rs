@@ -3,7 +3,7 @@
 use super::{Core, counts::VmCounts};
 use std::collections::{BTreeMap, BTreeSet};
 use vnuma_model::{ApicId, GuestNodeId};
-use vnuma_policy::world::{Vm, VmId};
+use vnuma_policy::world::VmId;
 
 /// It is made when the VM is found, and dropped whole when it goes.
 #[derive(Default)]
@@ -39,26 +39,5 @@ impl Core {
     /// What is kept of a VM.
     pub(super) fn state(&mut self, id: VmId) -> &mut VmState {
         self.states.entry(id).or_default()
-    }
-
-    /// Something was begun with a VM that takes several steps.
-    pub(super) fn goes_on(&mut self, id: VmId) {
-        self.active.insert(id);
-    }
-
-    /// Takes on what takes several steps. Called at each event, as most may be what one waits for.
-    pub(super) fn advance(&mut self) {
-        if self.active.is_empty() {
-            return;
-        }
-        let active: Vec<VmId> = self.active.iter().copied().collect();
-        active.iter().for_each(|id| self.advance_rehome(*id));
-        active.iter().for_each(|id| self.advance_resize(*id));
-        for id in active {
-            let under_way = |vm: &Vm| vm.is_rehomed() || vm.is_resized();
-            if !self.vm(id).is_some_and(under_way) {
-                self.active.remove(&id);
-            }
-        }
     }
 }

@@ -59,7 +59,7 @@ pub(super) fn settle_conflicts(now: Now<'_>, mut proposed: Vec<Step>) -> Plan {
 /// The first one of two that want the same comes first.
 fn place(action: &Action) -> u8 {
     match action {
-        Action::SizeNode(_) => 0,
+        Action::SizeNode(_) | Action::Resize(..) | Action::Rehome(_) => 0,
         Action::RehomeNode(_) => 1,
         Action::Move(..) => 2,
         Action::Confine(_) => 3,

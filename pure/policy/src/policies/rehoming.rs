@@ -1,11 +1,13 @@
-//! Guest nodes that get another home by themselves.
+//! Guest nodes that get another home: the steps of that, and those that get it by themselves.
 
 use super::{LastPeriod, Now, PerVm, Propose};
 use crate::{
-    Action, Policies, Step,
+    Action, Policies, Reason, Step,
+    memory_move::{MemoryReason, MoveMemory, NodeMemory},
+    rehome::{Part, Rehome, RehomeStep},
     rehome_policy::{NodeView, Rehomer},
-    residency::{AreaSample, MemoryObservation},
-    world::{RehomeWish, Vm, VmId, World, too_much_kept},
+    residency::{AreaSample, MemoryArea, MemoryObservation},
+    world::{Move, RehomeWish, Vm, VmId, World, moves_of, too_much_kept},
 };
 use std::collections::BTreeSet;
 use vnuma_model::{GuestNodeId, HostNodeId};
@@ -40,6 +42,8 @@ impl Propose for Rehoming<'_> {
             memory.seen.forget(id);
             memory.rehomer.forget(id);
         }
+        let mut steps = Vec::new();
+        now.vms().for_each(|(id, _, vm)| self.take_on(now, id, vm, &mut steps));
         let looked_at = now.vms().filter(|(_, _, vm)| vm.homing.look > 0 || vm.homing.rehome.is_some());
         let wish = |(id, _, vm): (VmId, _, &Vm)| {
             let seen = memory.seen.of(id, vm.found_ns);
@@ -51,11 +55,44 @@ impl Propose for Rehoming<'_> {
             let wish = looked.then(|| self.decide(now, id, vm, &mut memory.rehomer))??;
             Some(Step::now(id, Action::RehomeNode(wish)))
         };
-        looked_at.filter_map(wish).collect()
+        steps.extend(looked_at.filter_map(wish));
+        steps
     }
 }
 
 impl Rehoming<'_> {
+    /// What becomes of a re-home now, and what is to be done for that.
+    fn take_on(&self, now: &Now<'_>, id: VmId, vm: &Vm, steps: &mut Vec<Step>) {
+        let Some(rehome) = vm.homing.rehome.as_ref().filter(|rehome| rehome.is_active()) else { return };
+        let mut next = rehome.clone();
+        let step = next.next(&vm.rehome_view(rehome.guest_node, self.policies, now.now_ns));
+        let mut actions = Vec::new();
+        match step {
+            RehomeStep::Wait if next.phase() == rehome.phase() => return,
+            RehomeStep::Wait => {}
+            RehomeStep::Memory(part) => {
+                let areas = vm.memory_areas();
+                match areas.iter().find(|area| area.start == part.start) {
+                    Some(area) => actions.push(Action::MoveMemory(order(now.world, &next, part, area))),
+                    None => {
+                        let problem = "where its hypervisor has it is not known any more".to_owned();
+                        next.memory_ended(part.start, part.node, Some(problem));
+                    }
+                }
+            }
+            // Another move of a vCPU ends first.
+            RehomeStep::Vcpus(_) => {
+                let free = |wanted: &Move| {
+                    !vm.moves.iter().any(|task| task.what().is_some_and(|of| of.vcpu == wanted.vcpu))
+                };
+                actions
+                    .extend(moves_of(&next).filter(free).map(|wanted| Action::Move(wanted, Reason::Rehomed)));
+            }
+        }
+        actions.push(Action::Rehome(next));
+        steps.extend(actions.into_iter().map(|action| Step::now(id, action)));
+    }
+
     /// The memory of a VM was looked at: a guest node that gets another home by itself, if one does.
     fn decide(&self, now: &Now<'_>, id: VmId, vm: &Vm, rehomer: &mut Rehomer) -> Option<RehomeWish> {
         if vm.is_rehomed() || vm.is_resized() || vm.waits() || vm.is_migrating() {
@@ -65,6 +102,21 @@ impl Rehoming<'_> {
         let views = node_views((now.world, self.period), id, vm, observed, self.policies);
         let (guest_node, node, why) = rehomer.decide(&self.policies.rehome, id, &views, now.now_ns)?;
         Some(RehomeWish { guest_node, node, dry_run: false, move_pinned: true, why: Some(why) })
+    }
+}
+
+/// Memory of a guest node goes to its new home.
+fn order(world: &World, rehome: &Rehome, part: Part, area: &MemoryArea) -> MoveMemory {
+    let total_kib = world.host.node(rehome.to).map_or(0, |node| node.memory_total_kib);
+    MoveMemory {
+        from: part.node,
+        to: rehome.to,
+        bytes: part.bytes,
+        page_kib: area.page_kib,
+        reserve_kib: NodeMemory { total_kib, free_kib: 0 }.reserve_of(area.page_kib),
+        within: Some((area.start, area.start.saturating_add(area.bytes))),
+        parts: None,
+        why: MemoryReason::Rehome(rehome.guest_node),
     }
 }
 

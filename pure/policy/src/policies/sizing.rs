@@ -2,10 +2,10 @@
 
 use super::{Now, PerVm, Propose};
 use crate::{
-    Action, Step,
+    Action, Reason, Step,
     sizing::{
-        FIRST_REST_NS, LONGEST_REST_NS, Resize, ResizePhase, SizeInput, SizeSettings, SizedBy, decide_size,
-        sums,
+        FIRST_REST_NS, LONGEST_REST_NS, Request, Resize, ResizePhase, SizeInput, SizeSettings, SizedBy,
+        decide_size, sums,
     },
     world::{DescriptionSource, NodeSizing, Vm, VmId, World},
 };
@@ -41,7 +41,17 @@ impl Propose for Sizing<'_> {
     fn propose(&self, now: &Now<'_>, memory: &mut SizingMemory) -> Vec<Step> {
         now.gone().for_each(|id| memory.0.forget(id));
         let mut steps = Vec::new();
-        for (id, _, vm) in now.vms().filter(|(_, _, vm)| vm.homing.look > 0) {
+        for (id, _, vm) in now.vms() {
+            for resize in vm.homing.sizes.values().filter_map(|sizing| sizing.resize.as_ref()) {
+                let mut next = resize.clone();
+                let requests = next.next(&vm.devices_of(resize.guest_node), now.now_ns);
+                if next != *resize {
+                    propose(id, next, requests, &mut steps);
+                }
+            }
+            if vm.homing.look == 0 {
+                continue;
+            }
             let known = memory.0.of(id, vm.found_ns);
             let looked = std::mem::replace(&mut known.look, vm.homing.look) != vm.homing.look;
             if looked && vm.homing.problem.is_none() {
@@ -90,8 +100,9 @@ impl Sizing<'_> {
             };
             if let Some(bytes) = decide_size(self.0, &input) {
                 of_node.changed_ns = Some(now_ns);
-                let resize = Resize::new(node.id, plugged, bytes, SizedBy::Policy, now_ns);
-                steps.push(Step::now(id, Action::SizeNode(resize)));
+                let mut resize = Resize::new(node.id, plugged, bytes, SizedBy::Policy, now_ns);
+                let requests = resize.next(&devices, now_ns);
+                propose(id, resize, requests, steps);
             }
         }
     }
@@ -105,6 +116,14 @@ impl Sizing<'_> {
             })
             .count()
     }
+}
+
+/// What becomes of a change, and what QEMU is asked for.
+fn propose(id: VmId, resize: Resize, requests: Vec<Request>, steps: &mut Vec<Step>) {
+    let node = resize.guest_node;
+    steps.push(Step::now(id, Action::SizeNode(resize)));
+    let asked = |(device, bytes)| Step::now(id, Action::Resize(node, device, bytes, Reason::Sized));
+    steps.extend(requests.into_iter().map(asked));
 }
 
 impl OfNode {

@@ -72,14 +72,6 @@ impl MemoryMoves {
 }
 
 impl World {
-    /// A re-home wants memory to be moved.
-    pub(super) fn want_memory(&mut self, id: VmId, step: MoveMemory) {
-        if let Some(vm) = self.vms.get_mut(&id).and_then(|managed| managed.vm.as_mut()) {
-            vm.scheduling.memory.task.wanted = Some(step);
-            self.touched.insert(id);
-        }
-    }
-
     /// A move has begun.
     pub fn memory_begun(
         &mut self,

@@ -27,7 +27,7 @@ pub use period::{MaskChange, Periods};
 pub(crate) use reading::by_position;
 pub use reading::{HostReading, MemoryRange, MemoryReading, VcpuReading, VmReading};
 pub use rehome::RehomeObstacle;
-pub(crate) use rehome::too_much_kept;
+pub(crate) use rehome::{moves_of, too_much_kept};
 pub use sizing::{NodeSizing, ResizeObstacle, ResizeWish, SizeMode, WantedSize};
 pub use task::{Task, TaskId};
 pub use unplug::{UNPLUG_LIMIT_NS, Unplug, UnplugStep};

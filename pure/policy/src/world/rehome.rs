@@ -3,9 +3,9 @@
 use super::{ChannelState, Publisher, Task, Vm, VmId, World};
 use crate::{
     Due, Policies, VcpuState, backings,
-    memory_move::{BASE_KIB, MemoryReason, MoveMemory, NodeMemory},
+    memory_move::{BASE_KIB, MemoryReason, MoveMemory},
     plan::{Move, Mover, RehomeWish},
-    rehome::{Part, Rehome, RehomeStep, RehomeView},
+    rehome::{Part, Rehome, RehomePhase, RehomeView},
     residency::{AreaSample, Keeps, MemoryObservation},
     resident_kib,
 };
@@ -132,7 +132,12 @@ impl Vm {
         (!is_home && vcpus.iter().all(there)).then_some(at)
     }
 
-    fn rehome_view(&self, guest_node: GuestNodeId, policies: &Policies, now_ns: u64) -> RehomeView {
+    pub(crate) fn rehome_view(
+        &self,
+        guest_node: GuestNodeId,
+        policies: &Policies,
+        now_ns: u64,
+    ) -> RehomeView {
         let memory = &self.scheduling.memory;
         RehomeView {
             parts: self.parts_of(guest_node),
@@ -210,49 +215,15 @@ impl World {
         true
     }
 
-    /// Takes a re-home a step on. Returns it if it has come to another phase.
-    pub fn advance_rehome(&mut self, id: VmId, policies: &Policies, now_ns: u64) -> Option<Rehome> {
-        let vm = self.get(id)?.vm.as_ref().filter(|vm| vm.is_rehomed())?;
-        let mut rehome = vm.homing.rehome.clone()?;
-        let before = rehome.phase().clone();
-        let step = rehome.next(&vm.rehome_view(rehome.guest_node, policies, now_ns));
-        let areas = vm.memory_areas();
-        let total_kib = self.host.node(rehome.to).map_or(0, |node| node.memory_total_kib);
-        if *rehome.phase() == before && step == RehomeStep::Wait {
-            return None;
+    /// A re-home is at another step. True: in another phase.
+    pub fn rehome_changed(&mut self, id: VmId, rehome: Rehome) -> bool {
+        let Some((_, vm)) = self.vm_mut(id) else { return false };
+        let changed = vm.homing.rehome.as_ref().is_none_or(|before| before.phase() != rehome.phase());
+        if changed && *rehome.phase() == RehomePhase::Vcpus {
+            vm.moves.extend(moves_of(&rehome).map(Task::wanted));
         }
-        match step {
-            RehomeStep::Wait => {}
-            RehomeStep::Memory(part) => match areas.iter().find(|area| area.start == part.start) {
-                Some(area) => {
-                    let order = MoveMemory {
-                        from: part.node,
-                        to: rehome.to,
-                        bytes: part.bytes,
-                        page_kib: area.page_kib,
-                        reserve_kib: NodeMemory { total_kib, free_kib: 0 }.reserve_of(area.page_kib),
-                        within: Some((area.start, area.start.saturating_add(area.bytes))),
-                        parts: None,
-                        why: MemoryReason::Rehome(rehome.guest_node),
-                    };
-                    self.want_memory(id, order);
-                }
-                None => {
-                    let problem = "where its hypervisor has it is not known any more".to_owned();
-                    rehome.memory_ended(part.start, part.node, Some(problem));
-                }
-            },
-            RehomeStep::Vcpus(vcpus) => {
-                let (_, vm) = self.vm_mut(id)?;
-                let (node, mover) = (rehome.to, Mover::Operator);
-                let wanted = |vcpu| Task::wanted(Move { vcpu, node, mover, request: None });
-                vm.moves.extend(vcpus.into_iter().map(wanted));
-            }
-        }
-        let changed = *rehome.phase() != before;
-        let (_, vm) = self.vm_mut(id)?;
-        vm.homing.rehome = Some(rehome.clone());
-        changed.then_some(rehome)
+        vm.homing.rehome = Some(rehome);
+        changed
     }
 
     /// A move of a re-home has ended.
@@ -288,6 +259,12 @@ impl Vm {
             None
         }
     }
+}
+
+/// Moves of the vCPUs that are being moved.
+pub(crate) fn moves_of(rehome: &Rehome) -> impl Iterator<Item = Move> {
+    let wanted = |&vcpu| Move { vcpu, node: rehome.to, mover: Mover::Operator, request: None };
+    rehome.left.iter().map(wanted)
 }
 
 /// What keeps so many pages of a guest node elsewhere that its home would not be there. Most of those that are kept are so for this.

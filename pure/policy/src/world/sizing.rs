@@ -253,11 +253,12 @@ impl World {
         }
     }
 
-    /// A change begins that the controller wants.
-    pub fn resize_begun(&mut self, id: VmId, resize: Resize) {
+    /// A change begins, or is at another step.
+    pub fn resize_changed(&mut self, id: VmId, resize: Resize, now_ns: u64) {
         let Some((_, vm)) = self.vm_mut(id) else { return };
         let sizing = vm.homing.sizes.entry(resize.guest_node).or_default();
         (sizing.resize, sizing.ended_ns) = (Some(resize), None);
+        sizing.ended(now_ns);
     }
 
     /// An operator ends the changes of a VM. What QEMU is to be asked for; `None`: there are none.
@@ -273,28 +274,6 @@ impl World {
             requests.extend(stopped.into_iter().map(|request| (node, request)));
         }
         Some(requests)
-    }
-
-    /// Takes changes of a VM a step on: what QEMU is to be asked for, and changes that have come to another phase.
-    pub fn advance_resizes(&mut self, id: VmId, now_ns: u64) -> (Vec<(GuestNodeId, Request)>, Vec<Resize>) {
-        let (mut requests, mut changed) = (Vec::new(), Vec::new());
-        let Some(vm) = self.vms.get_mut(&id).and_then(|managed| managed.vm.as_mut()) else {
-            return (requests, changed);
-        };
-        let devices = vm.description.memory_devices.clone();
-        for (node, sizing) in &mut vm.homing.sizes {
-            let Some(resize) = sizing.resize.as_mut().filter(|resize| resize.is_active()) else { continue };
-            let its: Vec<&MemoryDevice> =
-                devices.iter().filter(|device| device.guest_node == *node).collect();
-            let before = resize.phase();
-            requests.extend(resize.next(&its, now_ns).into_iter().map(|request| (*node, request)));
-            if resize.phase() == before {
-                continue;
-            }
-            changed.push(resize.clone());
-            sizing.ended(now_ns);
-        }
-        (requests, changed)
     }
 
     /// QEMU has answered to what was asked of a device of this guest node. Returns the change if it has failed by that.
