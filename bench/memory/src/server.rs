@@ -206,7 +206,6 @@ fn cell(machine: &mut Machine, (cause, policy): (Cause, Policy), period_s: f64, 
         .map(|number| period(machine, &mut running, cause, (number, period_s)))
         .collect::<Result<_>>();
     let periods = periods?;
-    machine.settle()?;
     let (pages_moved, daemon) = (running.pages_moved()?, running.daemon()?);
     let all = machine.layout(true)?;
     cause::end(cause, machine)?;

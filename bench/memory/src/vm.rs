@@ -27,9 +27,6 @@ const PORT: &str = "vnuma1";
 const DRIVER: &str = "/sys/bus/virtio/drivers/virtio_balloon";
 /// When so little came back to the host in so long a time, that is all.
 const STILL: (u64, Duration) = (4 << 20, Duration::from_secs(3));
-/// The same of what is displaced after the last period, and how long that is waited for: a move begins a look after another one.
-const SETTLED: (u64, Duration) = (0, Duration::from_secs(5));
-const SETTLE: Duration = Duration::from_secs(60);
 /// Every so manyth page is looked at while periods go on.
 const SAMPLE: usize = 16;
 const PAGE: u64 = 4096;
@@ -199,13 +196,16 @@ impl Machine {
     pub fn give_back_by_reports(&self) -> Result<u64> {
         let before = self.resident()?;
         self.report(true)?;
-        let last = until_still(HANG_LIMIT, STILL, || self.resident())?;
+        let end = Instant::now() + HANG_LIMIT;
+        let (mut last, mut since) = (before, Instant::now());
+        while since.elapsed() < STILL.1 && Instant::now() < end {
+            thread::sleep(Duration::from_millis(300));
+            let now = self.resident()?;
+            if now + STILL.0 < last {
+                (last, since) = (now, Instant::now());
+            }
+        }
         Ok(before.saturating_sub(last))
-    }
-
-    /// Waits until what is displaced does not become less any more. A move takes as long as in a period of the paper's length.
-    pub fn settle(&self) -> Result<()> {
-        until_still(SETTLE, SETTLED, || Ok(self.layout(false)?.displaced)).map(drop)
     }
 
     /// Inflates the balloon by most of the guest's memory, and deflates it. How much the host has taken back.
@@ -226,41 +226,5 @@ impl Machine {
             let shown: Value = self.monitor.execute(&json!({"execute": "query-balloon"}))?;
             Ok(shown["actual"] == bytes)
         })
-    }
-}
-
-/// Reads bytes again and again until they have not become so much less for so long, or are none. How many there were at last.
-fn until_still(
-    limit: Duration,
-    (less, still): (u64, Duration),
-    mut read: impl FnMut() -> Result<u64>,
-) -> Result<u64> {
-    let (end, mut last, mut since) = (Instant::now() + limit, read()?, Instant::now());
-    while last > 0 && since.elapsed() < still && Instant::now() < end {
-        thread::sleep(Duration::from_millis(300));
-        let now = read()?;
-        if now + less < last {
-            (last, since) = (now, Instant::now());
-        }
-    }
-    Ok(last)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_becomes_less_is_waited_for() {
-        let last = |limit, readings: &[u64]| {
-            let mut all = readings.iter();
-            let mut read = || Ok(all.next().or(readings.last()).copied().unwrap_or(0));
-            let last = until_still(limit, (1, Duration::from_millis(500)), &mut read).expect("read");
-            (last, all.len())
-        };
-        let limit = Duration::from_secs(60);
-        assert_eq!(last(limit, &[9, 6, 3, 2, 2, 1]).0, 3, "one less is as much");
-        assert_eq!(last(limit, &[9, 0, 9]), (0, 1), "there is nothing to wait for");
-        assert_eq!(last(Duration::ZERO, &[9, 6]), (9, 1));
     }
 }
