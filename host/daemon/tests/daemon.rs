@@ -493,8 +493,9 @@ fn a_vm_that_nobody_knows_any_more_in_mid_migration_has_left_if_that_is_told() {
         // As libvirt does it, before the process has ended.
         daemon.change("web", |vm| {
             vm.refuses = true;
-            vm.errors
-                .push_back(VmError::Libvirt { vm: "web".into(), reason: "there is no such domain".into() });
+            // To whatever it is asked: how far the migration is may be asked before the VM is described.
+            let unknown = || VmError::Libvirt { vm: "web".into(), reason: "there is no such domain".into() };
+            vm.errors.extend(std::iter::repeat_with(unknown).take(1000));
         });
         daemon.backend.event("web", VmEvent::VcpusChanged);
         let lost = || get(&daemon, "/v1/vms/web").1["problem"].is_string();
