@@ -4,9 +4,9 @@ use nix::{
     errno::Errno,
     poll::{PollFd, PollFlags, PollTimeout, poll},
 };
-use std::mem::offset_of;
+use std::{mem::offset_of, time::Instant};
 use vnuma_abi_topology_channel::{GUEST_MAGIC, Guest, MODE_NONE, MODE_SAFE, Vcpu};
-use vnuma_channel::{Channel, Content, GuestStatus, MAX_OUTSTANDING};
+use vnuma_channel::{Channel, Content, GuestStatus, MAX_OUTSTANDING, PAUSE, WAKEUPS_PER_PUBLICATION};
 use vnuma_channel_model::{GuestEnd, ReadError, SUPPORTED};
 use vnuma_model::DistanceMatrix;
 
@@ -82,6 +82,21 @@ fn a_signal_before_the_acknowledgement_does_not_hide_it() {
     guest.acknowledge(generation).expect("signalled");
     assert!(is_readable(&channel));
     assert_eq!(channel.take_acknowledgement().expect("taken"), Some(generation));
+}
+
+#[test]
+fn a_peer_that_takes_its_signals_back_wakes_the_host_no_more_often() {
+    let (mut channel, guest) = channel();
+    channel.publish(&content(1)).expect("published");
+    let begin = Instant::now();
+    for _ in 0..WAKEUPS_PER_PUBLICATION {
+        guest.ring().expect("signalled");
+        assert!(is_readable(&channel));
+        guest.host_vectors[0].read().expect("taken back");
+        assert_eq!(channel.take_acknowledgement().expect("taken"), None);
+    }
+    guest.ring().expect("signalled");
+    assert!(!is_readable(&channel) || begin.elapsed() >= PAUSE, "its budget is used up");
 }
 
 #[test]
