@@ -30,8 +30,8 @@ impl Doorbells {
         Ok(self.0.add(channel.acknowledgement_fd(), EpollEvent::new(EpollFlags::EPOLLIN, vm))?)
     }
 
-    /// VMs whose guests have rung, some at a time, those that were taken longest ago first: the kernel puts each one that it
-    /// returns at the end of its list (`ep_send_events`), so that a guest that rings without pause keeps nobody else waiting.
+    /// VMs whose guests have rung, at most [`EVENTS`]. The kernel moves each descriptor that it returns to the end of its ready list
+    /// (`ep_send_events`). A guest that rings without pause therefore cannot delay the doorbells of other guests.
     pub(super) fn take(&self) -> Vec<VmId> {
         let mut events = [EpollEvent::empty(); EVENTS];
         // It fails by a signal only, and the descriptor stays readable.
@@ -93,7 +93,7 @@ mod tests {
                 guest.acknowledge(generation).expect("rung");
             }
             assert_eq!(taken(&doorbells, &mut channels), expected, "round {round}");
-            assert_eq!(taken(&doorbells, &mut channels), [0; 0], "nobody rang again");
+            assert_eq!(taken(&doorbells, &mut channels), [0; 0], "no guest rang again");
         }
     }
 }
