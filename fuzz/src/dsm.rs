@@ -100,7 +100,6 @@ fn next_event(rest: &mut &[u8]) -> Option<Event> {
             let (body, after) = after.split_at_checked(u16::from_le_bytes(*length).into())?;
             *rest = after;
             let Ok(Body::Protocol(message, _)) = Body::decode(Kind::Protocol, body) else { return None };
-            let message = vnuma_dsm_node::from_wire(message);
             if matches!(message, Message::Cut(_)) {
                 return Some(Event::Flush);
             }

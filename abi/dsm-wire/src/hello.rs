@@ -1,17 +1,11 @@
 //! The first frame of each direction.
 
-use crate::{
-    PAGE_SIZE, VERSION_MAX, VERSION_MIN,
-    error::WireError,
-    reader::{Reader, below},
-};
+use crate::{PAGE_SIZE, VERSION_MAX, VERSION_MIN, error::WireError, reader::Reader};
 
 /// First bytes of a [`Hello`].
 pub const MAGIC: [u8; 8] = *b"VNUMADSM";
 /// Bytes of a [`Hello`].
 pub const HELLO: usize = 60;
-/// Most nodes of one DSM: a set of nodes is one word.
-pub const NODE_LIMIT: u8 = 64;
 
 /// Who speaks, and of what. The layout is the same in all versions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,9 +14,9 @@ pub struct Hello {
     pub version_min: u16,
     /// Newest version that the sender speaks, not below `version_min`.
     pub version_max: u16,
-    /// The sender, below [`NODE_LIMIT`].
+    /// The sender, below [`NODE_LIMIT`](crate::NODE_LIMIT).
     pub node: u8,
-    /// Whom it wants to speak to, below [`NODE_LIMIT`].
+    /// Whom it wants to speak to, below [`NODE_LIMIT`](crate::NODE_LIMIT).
     pub peer: u8,
     /// Number of this connection among those of the two nodes, below `lanes`.
     pub lane: u16,
@@ -88,7 +82,7 @@ impl Hello {
             let expected = "at most hello.version_max";
             return Err(WireError::Value { field: "hello.version_min", value, expected });
         }
-        let (node, peer) = (node("hello.node", &mut reader)?, node("hello.peer", &mut reader)?);
+        let (node, peer) = (reader.node("hello.node")?.0, reader.node("hello.peer")?.0);
         let (lane, lanes) = (reader.u16("hello.lane")?, reader.u16("hello.lanes")?);
         if lane >= lanes {
             let expected = "below hello.lanes";
@@ -166,9 +160,4 @@ impl Refusal {
             .find(|refusal| *refusal as u8 == value)
             .ok_or(WireError::Value { field: "refusal", value: value.into(), expected: "a reason (1 to 6)" })
     }
-}
-
-/// The number of a node.
-pub(crate) fn node(field: &'static str, reader: &mut Reader<'_>) -> Result<u8, WireError> {
-    below(field, reader.u8(field)?, NODE_LIMIT, "below 64")
 }

@@ -34,6 +34,7 @@ mod delta;
 mod error;
 mod frame;
 mod hello;
+mod ids;
 mod membership;
 mod message;
 mod reader;
@@ -41,11 +42,11 @@ mod reader;
 pub use delta::{DELTA_LIMIT, Delta, RUN_LIMIT, diff};
 pub use error::WireError;
 pub use frame::{BODY_LIMIT, Body, HEADER, Header, Kind, OPAQUE_LIMIT, encode};
-pub use hello::{HELLO, Hello, MAGIC, NODE_LIMIT, Refusal};
+pub use hello::{HELLO, Hello, MAGIC, Refusal};
+pub use ids::{Epoch, NODE_LIMIT, NodeId, NodeSet, PageId, VERSION_MOST, Version};
 pub use membership::{EPOCH_MOST, Entry, Holding, Membership, PAGES_LIMIT, View};
 pub use message::{
     Access, Contents, Cut, Grant, MIGRATORY_MOST, Message, NOTICE_LIMIT, Notice, Payload, Purpose, Request,
-    VERSION_MOST,
 };
 
 /// The oldest version that this crate speaks.

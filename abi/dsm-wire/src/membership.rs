@@ -13,7 +13,7 @@
 
 use crate::{
     error::WireError,
-    hello::node,
+    ids::{Epoch, NodeId, NodeSet, PageId},
     reader::{Reader, at_most, flag},
 };
 
@@ -23,70 +23,71 @@ pub const PAGES_LIMIT: usize = 512;
 /// The highest number of a membership: each has a number that is a little higher than the last.
 pub const EPOCH_MOST: u64 = 1 << 56;
 
-/// Who is a member from an epoch on.
+/// A membership: proposed, accepted or in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct View {
     /// Its number, at most [`EPOCH_MOST`], as everywhere in these messages.
-    pub epoch: u64,
-    /// One bit for each node.
-    pub members: u64,
+    pub epoch: Epoch,
+    /// Who is in it.
+    pub members: NodeSet,
 }
 
 /// A page that a node has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Holding {
     /// The page.
-    pub page: u64,
+    pub page: PageId,
     /// As the owner.
     pub owner: bool,
 }
 
-/// A page that the receiver owns.
+/// A page whose owner is told who else has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Entry {
     /// The page.
-    pub page: u64,
-    /// Who has a copy besides: one bit for each node.
-    pub copyset: u64,
+    pub page: PageId,
+    /// Who has a copy besides the owner.
+    pub copyset: NodeSet,
 }
 
-/// What nodes say about the membership.
+/// How the members agree on the next membership.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Membership {
-    /// The sender suspects a node.
+    /// The sender suspects a node. Goes to the lowest node that it does not suspect.
     Suspect {
-        /// The node, below 64.
-        node: u8,
+        /// The node.
+        node: NodeId,
     },
-    /// The sender has accepted a view.
+    /// The sender has accepted the view. In round 1 it makes no new messages of its epoch from now on, in round 2 it has
+    /// passed on what it relays.
     Accept {
         /// The view.
         view: View,
         /// 1 or 2.
         round: u8,
     },
-    /// The sender has accepted another view.
+    /// The sender has accepted another view, which this one contradicts.
     Conflict {
         /// What it has accepted.
         view: View,
     },
-    /// Pages that the sender has; at most [`PAGES_LIMIT`].
+    /// Pages that the sender has, to their manager in the view: at most [`PAGES_LIMIT`] in a frame.
     Holdings {
         /// The view.
-        epoch: u64,
-        /// There are no more.
-        last: bool,
+        epoch: Epoch,
         /// Some of them.
         pages: Vec<Holding>,
-    },
-    /// Pages that the receiver owns; at most [`PAGES_LIMIT`].
-    Directory {
-        /// The view.
-        epoch: u64,
         /// There are no more.
         last: bool,
+    },
+    /// Pages that the receiver owns in the view: at most [`PAGES_LIMIT`] in a frame.
+    Directory {
+        /// The view.
+        epoch: Epoch,
         /// Some of them.
         pages: Vec<Entry>,
+        /// There are no more.
+        last: bool,
     },
     /// The receiver is no member any more.
     Fenced {
@@ -102,14 +103,14 @@ pub(crate) const LAST: u8 = 12;
 
 fn encode_view(number: u8, view: View, out: &mut Vec<u8>) {
     out.push(number);
-    out.extend(view.epoch.to_le_bytes());
-    out.extend(view.members.to_le_bytes());
+    out.extend(view.epoch.0.to_le_bytes());
+    out.extend(view.members.bits().to_le_bytes());
 }
 
-fn encode_list(number: u8, epoch: u64, last: bool, count: usize, out: &mut Vec<u8>) {
+fn encode_list(number: u8, epoch: Epoch, last: bool, count: usize, out: &mut Vec<u8>) {
     assert!(count <= PAGES_LIMIT, "{count} pages");
     out.push(number);
-    out.extend(epoch.to_le_bytes());
+    out.extend(epoch.0.to_le_bytes());
     out.push(u8::from(last));
     out.extend((count as u16).to_le_bytes());
 }
@@ -119,29 +120,57 @@ fn decode_view(
     members: &'static str,
     reader: &mut Reader<'_>,
 ) -> Result<View, WireError> {
-    Ok(View { epoch: decode_epoch(epoch, reader)?, members: reader.u64(members)? })
+    Ok(View { epoch: decode_epoch(epoch, reader)?, members: reader.nodes(members)? })
 }
 
-fn decode_epoch(field: &'static str, reader: &mut Reader<'_>) -> Result<u64, WireError> {
-    at_most(field, reader.u64(field)?, EPOCH_MOST, "at most 2^56")
+fn decode_epoch(field: &'static str, reader: &mut Reader<'_>) -> Result<Epoch, WireError> {
+    at_most(field, reader.u64(field)?, EPOCH_MOST, "at most 2^56").map(Epoch)
 }
 
-fn decode_count(field: &'static str, reader: &mut Reader<'_>) -> Result<usize, WireError> {
-    let count = usize::from(reader.u16(field)?);
-    if count > PAGES_LIMIT {
-        return Err(WireError::Limit { field, value: count, limit: PAGES_LIMIT });
+/// A list: its epoch, whether it is the last, and its pages.
+fn decode_list<T>(
+    [epoch, last, count]: [&'static str; 3],
+    reader: &mut Reader<'_>,
+    mut page: impl FnMut(&mut Reader<'_>) -> Result<T, WireError>,
+) -> Result<(Epoch, bool, Vec<T>), WireError> {
+    let epoch = decode_epoch(epoch, reader)?;
+    let last = flag(last, reader.u8(last)?)?;
+    let value = usize::from(reader.u16(count)?);
+    if value > PAGES_LIMIT {
+        return Err(WireError::Limit { field: count, value, limit: PAGES_LIMIT });
     }
-    Ok(count)
+    Ok((epoch, last, (0..value).map(|_| page(reader)).collect::<Result<_, _>>()?))
+}
+
+/// Gives parts of a list that are short enough to `send`, and whether each is the last of all.
+fn parts<T: Clone>(pages: &[T], last: bool, mut send: impl FnMut(Vec<T>, bool)) {
+    let mut parts = pages.chunks(PAGES_LIMIT).peekable();
+    while let Some(part) = parts.next() {
+        send(part.to_vec(), last && parts.peek().is_none());
+    }
 }
 
 impl Membership {
+    /// As [`Message::split`](crate::Message::split).
+    pub(crate) fn split(self, mut send: impl FnMut(Self)) {
+        match self {
+            Self::Holdings { epoch, pages, last } if pages.len() > PAGES_LIMIT => {
+                parts(&pages, last, |pages, last| send(Self::Holdings { epoch, pages, last }));
+            }
+            Self::Directory { epoch, pages, last } if pages.len() > PAGES_LIMIT => {
+                parts(&pages, last, |pages, last| send(Self::Directory { epoch, pages, last }));
+            }
+            message => send(message),
+        }
+    }
+
     /// Appends the message.
     ///
     /// # Panics
     /// When there are too many pages: the peer would refuse it.
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
         match self {
-            Self::Suspect { node } => out.extend([FIRST, *node]),
+            Self::Suspect { node } => out.extend([FIRST, node.0]),
             Self::Accept { view, round } => {
                 encode_view(8, *view, out);
                 out.push(*round);
@@ -150,15 +179,15 @@ impl Membership {
             Self::Holdings { epoch, last, pages } => {
                 encode_list(10, *epoch, *last, pages.len(), out);
                 for Holding { page, owner } in pages {
-                    out.extend(page.to_le_bytes());
+                    out.extend(page.0.to_le_bytes());
                     out.push(u8::from(*owner));
                 }
             }
             Self::Directory { epoch, last, pages } => {
                 encode_list(11, *epoch, *last, pages.len(), out);
                 for Entry { page, copyset } in pages {
-                    out.extend(page.to_le_bytes());
-                    out.extend(copyset.to_le_bytes());
+                    out.extend(page.0.to_le_bytes());
+                    out.extend(copyset.bits().to_le_bytes());
                 }
             }
             Self::Fenced { view } => encode_view(LAST, *view, out),
@@ -168,7 +197,7 @@ impl Membership {
     /// Reads what follows the number, which is one of [`FIRST`] to [`LAST`].
     pub(crate) fn decode(number: u8, reader: &mut Reader<'_>) -> Result<Self, WireError> {
         Ok(match number {
-            FIRST => Self::Suspect { node: node("suspect.node", reader)? },
+            FIRST => Self::Suspect { node: reader.node("suspect.node")? },
             8 => {
                 let view = decode_view("accept.epoch", "accept.members", reader)?;
                 let round = reader.u8("accept.round")?;
@@ -180,24 +209,19 @@ impl Membership {
             }
             9 => Self::Conflict { view: decode_view("conflict.epoch", "conflict.members", reader)? },
             10 => {
-                let epoch = decode_epoch("holdings.epoch", reader)?;
-                let last = flag("holdings.last", reader.u8("holdings.last")?)?;
-                let count = decode_count("holdings.count", reader)?;
-                let mut page = || {
-                    let page = reader.u64("holding.page")?;
+                let fields = ["holdings.epoch", "holdings.last", "holdings.count"];
+                let (epoch, last, pages) = decode_list(fields, reader, |reader| {
+                    let page = reader.page("holding.page")?;
                     Ok(Holding { page, owner: flag("holding.owner", reader.u8("holding.owner")?)? })
-                };
-                Self::Holdings { epoch, last, pages: (0..count).map(|_| page()).collect::<Result<_, _>>()? }
+                })?;
+                Self::Holdings { epoch, last, pages }
             }
             11 => {
-                let epoch = decode_epoch("directory.epoch", reader)?;
-                let last = flag("directory.last", reader.u8("directory.last")?)?;
-                let count = decode_count("directory.count", reader)?;
-                let mut page = || {
-                    let page = reader.u64("entry.page")?;
-                    Ok(Entry { page, copyset: reader.u64("entry.copyset")? })
-                };
-                Self::Directory { epoch, last, pages: (0..count).map(|_| page()).collect::<Result<_, _>>()? }
+                let fields = ["directory.epoch", "directory.last", "directory.count"];
+                let (epoch, last, pages) = decode_list(fields, reader, |reader| {
+                    Ok(Entry { page: reader.page("entry.page")?, copyset: reader.nodes("entry.copyset")? })
+                })?;
+                Self::Directory { epoch, last, pages }
             }
             _ => Self::Fenced { view: decode_view("fenced.epoch", "fenced.members", reader)? },
         })

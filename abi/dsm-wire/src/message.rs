@@ -19,16 +19,14 @@ use crate::{
     PAGE_SIZE,
     delta::Delta,
     error::WireError,
-    hello::{NODE_LIMIT, node},
+    ids::{NODE_LIMIT, NodeId, NodeSet, PageId, Version},
     membership::{self, Membership},
-    reader::{Reader, at_most, below},
+    reader::{Reader, below},
 };
 
 /// Most notices in a message.
 pub const NOTICE_LIMIT: usize = 1024;
 
-/// The highest version of a content: no program writes a page so often.
-pub const VERSION_MOST: u64 = 1 << 62;
 /// The highest value of [`Grant::migratory`].
 pub const MIGRATORY_MOST: u8 = 3;
 
@@ -72,58 +70,59 @@ pub enum Payload {
     },
 }
 
-/// Asks for a page.
+/// Asks for a page: Message-1 and Message-1-non-owner (GiantVM, section 3.3.1), forwarded unchanged until it finds the owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Request {
     /// The page.
-    pub page: u64,
-    /// Who asked first, below 64.
-    pub requester: u8,
+    pub page: PageId,
+    /// Who asked first.
+    pub requester: NodeId,
     /// What for.
     pub purpose: Purpose,
-    /// The version that the requester's memory has, or 0; at most [`VERSION_MOST`], as all versions.
-    pub have: u64,
+    /// The content that the requester's memory has, also if it is not mapped. 0 if none.
+    pub have: Version,
 }
 
-/// Answers a request.
+/// Answers a request: Message-2-read and Message-2-write (GiantVM, section 3.3.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Grant {
     /// The page.
-    pub page: u64,
-    /// Who asked, below 64.
-    pub to: u8,
-    /// Who answers, below 64.
-    pub from: u8,
+    pub page: PageId,
+    /// Who asked.
+    pub to: NodeId,
+    /// The owner that sent it.
+    pub from: NodeId,
     /// What the requester may do.
     pub access: Access,
-    /// The requester owns the page from now on.
+    /// The requester is the owner from now on. Always with [`Access::Write`].
     pub owner: bool,
-    /// How sure the owners are that the page migrates: 0 to [`MIGRATORY_MOST`].
+    /// How sure the owners are that the page is migratory: 0 to [`MIGRATORY_MOST`].
     pub migratory: u8,
-    /// The owner before the one that answers, below 64.
-    pub before: Option<u8>,
-    /// The version of the content.
-    pub version: u64,
-    /// What stands behind it.
+    /// For a new owner: the owner before the one that sent it, unless the page goes back and forth between two nodes.
+    pub before: Option<NodeId>,
+    /// The content.
+    pub version: Version,
+    /// What travels beside the message.
     pub payload: Payload,
-    /// Who still has a copy, one bit for each node: they tell the new owner when they have dropped it.
-    pub copies: u64,
+    /// For a new owner: who still has a copy. They were told to drop it, and say to the new owner that they have. It writes then.
+    pub copies: NodeSet,
 }
 
-/// A part of [`Message::Notices`].
+/// One invalidation or its acknowledgement, in [`Message::Notices`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Notice {
-    /// Drop the copy.
+    /// Drop the copy of the page; `owner` is about to write it. With direct acknowledgements `owner` is told when that is done, else
+    /// the sender.
     Invalidate {
         /// The page.
-        page: u64,
-        /// Who is about to write it, below 64.
-        owner: u8,
+        page: PageId,
+        /// The next owner.
+        owner: NodeId,
     },
     /// The copy was dropped.
     Invalidated {
         /// The page.
-        page: u64,
+        page: PageId,
     },
 }
 
@@ -134,26 +133,27 @@ pub enum Message {
     Request(Request),
     /// Answers a request.
     Grant(Grant),
-    /// A prefetch is not answered.
+    /// A request for prefetch is not answered with the page.
     Refuse {
         /// The page.
-        page: u64,
+        page: PageId,
     },
-    /// Invalidations and acknowledgements: 1 to [`NOTICE_LIMIT`].
+    /// Invalidations and acknowledgements: 1 to [`NOTICE_LIMIT`] in a frame.
     Notices(Vec<Notice>),
-    /// A node owns the page.
+    /// A page has a new owner. Of a migratory page that was handed over at a read, the new owner tells the manager. The old
+    /// owner tells those before it.
     OwnerIs {
         /// The page.
-        page: u64,
-        /// The node, below 64.
-        owner: u8,
-        /// The version that it got.
-        version: u64,
+        page: PageId,
+        /// The owner.
+        owner: NodeId,
+        /// The content that the owner got.
+        version: Version,
     },
     /// The only copy of the page was on a node that was lost.
     Lost {
         /// The page.
-        page: u64,
+        page: PageId,
     },
     /// About the membership; valid in any epoch.
     Membership(Membership),
@@ -161,24 +161,24 @@ pub enum Message {
     Cut(Cut),
 }
 
-/// A cut: second copies as of one moment.
+/// About a cut: second copies as of one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Cut {
-    /// A page for its keeper; the content stands behind it.
+    /// A page for its keeper. The whole content travels beside it.
     Page {
         /// The cut.
         number: u64,
         /// The page.
-        page: u64,
-        /// The version of the content.
-        version: u64,
+        page: PageId,
+        /// The content.
+        version: Version,
     },
-    /// The sender has sent all its pages.
+    /// The sender has sent all its pages of the cut.
     End {
         /// The cut.
         number: u64,
     },
-    /// The sender has all that it is to keep.
+    /// The sender has all pages of the cut that it is to keep.
     Kept {
         /// The cut.
         number: u64,
@@ -212,6 +212,35 @@ const OWNER: u8 = 1 << 0;
 const COPIES: u8 = 1 << 1;
 
 impl Message {
+    /// The pages that it names, each with its field. Lists of pages are checked where they are used.
+    pub fn pages(&self) -> impl Iterator<Item = (&'static str, PageId)> {
+        let of_notice = |notice: &Notice| match *notice {
+            Notice::Invalidate { page, .. } | Notice::Invalidated { page } => ("notice.page", page),
+        };
+        let (one, notices): (_, &[Notice]) = match self {
+            Self::Request(Request { page, .. }) => (Some(("request.page", *page)), &[]),
+            Self::Grant(Grant { page, .. }) => (Some(("grant.page", *page)), &[]),
+            Self::Refuse { page } => (Some(("refuse.page", *page)), &[]),
+            Self::Notices(notices) => (None, notices),
+            Self::OwnerIs { page, .. } => (Some(("owner-is.page", *page)), &[]),
+            Self::Lost { page } => (Some(("lost.page", *page)), &[]),
+            Self::Cut(Cut::Page { page, .. }) => (Some(("cut.page", *page)), &[]),
+            Self::Membership(_) | Self::Cut(Cut::End { .. } | Cut::Kept { .. }) => (None, &[]),
+        };
+        one.into_iter().chain(notices.iter().map(of_notice))
+    }
+
+    /// Gives the message to `send`, or its parts if a peer would refuse it as too long.
+    pub fn split(self, mut send: impl FnMut(Self)) {
+        match self {
+            Self::Notices(notices) if notices.len() > NOTICE_LIMIT => {
+                notices.chunks(NOTICE_LIMIT).for_each(|part| send(Self::Notices(part.to_vec())));
+            }
+            Self::Membership(message) => message.split(|part| send(Self::Membership(part))),
+            message => send(message),
+        }
+    }
+
     /// Appends the message and the contents.
     ///
     /// # Panics
@@ -230,28 +259,27 @@ impl Message {
         assert!(fits, "contents beside {self:?}");
         match self {
             Self::Request(Request { page, requester, purpose, have }) => {
-                out.push(REQUEST);
-                out.extend(page.to_le_bytes());
-                out.extend([*requester, *purpose as u8]);
+                numbered(REQUEST, page.0, out);
+                out.extend([requester.0, *purpose as u8]);
                 out.extend(have.to_le_bytes());
             }
             Self::Grant(grant) => encode_grant(grant, out),
-            Self::Refuse { page } => page_only(REFUSE, *page, out),
+            Self::Refuse { page } => numbered(REFUSE, page.0, out),
             Self::Notices(notices) => encode_notices(notices, out),
             Self::OwnerIs { page, owner, version } => {
-                page_only(OWNER_IS, *page, out);
-                out.push(*owner);
+                numbered(OWNER_IS, page.0, out);
+                out.push(owner.0);
                 out.extend(version.to_le_bytes());
             }
-            Self::Lost { page } => page_only(LOST, *page, out),
+            Self::Lost { page } => numbered(LOST, page.0, out),
             Self::Membership(message) => message.encode(out),
             Self::Cut(Cut::Page { number, page, version }) => {
-                page_only(CUT_PAGE, *number, out);
-                out.extend(page.to_le_bytes());
+                numbered(CUT_PAGE, *number, out);
+                out.extend(page.0.to_le_bytes());
                 out.extend(version.to_le_bytes());
             }
-            Self::Cut(Cut::End { number }) => page_only(CUT_END, *number, out),
-            Self::Cut(Cut::Kept { number }) => page_only(CUT_KEPT, *number, out),
+            Self::Cut(Cut::End { number }) => numbered(CUT_END, *number, out),
+            Self::Cut(Cut::Kept { number }) => numbered(CUT_KEPT, *number, out),
         }
         match contents {
             Contents::None => {}
@@ -263,27 +291,27 @@ impl Message {
     pub(crate) fn decode(mut reader: Reader<'_>) -> Result<(Self, Contents<'_>), WireError> {
         let message = match reader.u8("message")? {
             REQUEST => Self::Request(Request {
-                page: reader.u64("request.page")?,
-                requester: node("request.requester", &mut reader)?,
+                page: reader.page("request.page")?,
+                requester: reader.node("request.requester")?,
                 purpose: match below("request.purpose", reader.u8("request.purpose")?, 3, "0 to 2")? {
                     0 => Purpose::Read,
                     1 => Purpose::Write,
                     _ => Purpose::Prefetch,
                 },
-                have: version("request.have", &mut reader)?,
+                have: reader.version("request.have")?,
             }),
             GRANT => return decode_grant(reader),
             CUT_PAGE => return decode_cut_page(reader),
             CUT_END => Self::Cut(Cut::End { number: reader.u64("cut.number")? }),
             CUT_KEPT => Self::Cut(Cut::Kept { number: reader.u64("cut.number")? }),
-            REFUSE => Self::Refuse { page: reader.u64("refuse.page")? },
+            REFUSE => Self::Refuse { page: reader.page("refuse.page")? },
             NOTICES => Self::Notices(decode_notices(&mut reader)?),
             OWNER_IS => Self::OwnerIs {
-                page: reader.u64("owner-is.page")?,
-                owner: node("owner-is.owner", &mut reader)?,
-                version: version("owner-is.version", &mut reader)?,
+                page: reader.page("owner-is.page")?,
+                owner: reader.node("owner-is.owner")?,
+                version: reader.version("owner-is.version")?,
             },
-            LOST => Self::Lost { page: reader.u64("lost.page")? },
+            LOST => Self::Lost { page: reader.page("lost.page")? },
             number @ membership::FIRST..=membership::LAST => {
                 Self::Membership(Membership::decode(number, &mut reader)?)
             }
@@ -297,13 +325,9 @@ impl Message {
     }
 }
 
-fn page_only(kind: u8, page: u64, out: &mut Vec<u8>) {
+fn numbered(kind: u8, number: u64, out: &mut Vec<u8>) {
     out.push(kind);
-    out.extend(page.to_le_bytes());
-}
-
-fn version(field: &'static str, reader: &mut Reader<'_>) -> Result<u64, WireError> {
-    at_most(field, reader.u64(field)?, VERSION_MOST, "at most 2^62")
+    out.extend(number.to_le_bytes());
 }
 
 fn encode_grant(grant: &Grant, out: &mut Vec<u8>) {
@@ -312,22 +336,22 @@ fn encode_grant(grant: &Grant, out: &mut Vec<u8>) {
         Payload::Page => (1, 0),
         Payload::Delta { base } => (2, base),
     };
-    page_only(GRANT, grant.page, out);
-    let owner = if grant.owner { OWNER } else { 0 } | if grant.copies != 0 { COPIES } else { 0 };
-    out.extend([grant.to, grant.from, grant.access as u8, owner, grant.migratory]);
-    out.push(grant.before.unwrap_or(NO_NODE));
+    numbered(GRANT, grant.page.0, out);
+    let owner = if grant.owner { OWNER } else { 0 } | if grant.copies.is_empty() { 0 } else { COPIES };
+    let before = grant.before.map_or(NO_NODE, |node| node.0);
+    out.extend([grant.to.0, grant.from.0, grant.access as u8, owner, grant.migratory, before]);
     out.extend(grant.version.to_le_bytes());
     out.push(payload);
     out.extend(base.to_le_bytes());
-    if grant.copies != 0 {
-        out.extend(grant.copies.to_le_bytes());
+    if !grant.copies.is_empty() {
+        out.extend(grant.copies.bits().to_le_bytes());
     }
 }
 
 fn decode_grant(mut reader: Reader<'_>) -> Result<(Message, Contents<'_>), WireError> {
-    let page = reader.u64("grant.page")?;
-    let to = node("grant.to", &mut reader)?;
-    let from = node("grant.from", &mut reader)?;
+    let page = reader.page("grant.page")?;
+    let to = reader.node("grant.to")?;
+    let from = reader.node("grant.from")?;
     let access = match below("grant.access", reader.u8("grant.access")?, 3, "0 to 2")? {
         0 => Access::None,
         1 => Access::Read,
@@ -338,16 +362,16 @@ fn decode_grant(mut reader: Reader<'_>) -> Result<(Message, Contents<'_>), WireE
     let migratory = below("grant.migratory", migratory, MIGRATORY_MOST + 1, "0 to 3")?;
     let before = match reader.u8("grant.before")? {
         NO_NODE => None,
-        value => Some(below("grant.before", value, NODE_LIMIT, "below 64, or 255")?),
+        value => Some(NodeId(below("grant.before", value, NODE_LIMIT, "below 64, or 255")?)),
     };
-    let version = version("grant.version", &mut reader)?;
+    let version = reader.version("grant.version")?;
     let kind = below("grant.payload", reader.u8("grant.payload")?, 3, "0 to 2")?;
-    let base = at_most("grant.base", reader.u64("grant.base")?, VERSION_MOST, "at most 2^62")?;
+    let base = reader.version("grant.base")?;
     if kind != 2 && base != 0 {
         return Err(WireError::Value { field: "grant.base", value: base, expected: "0 without a delta" });
     }
-    let copies = if owner & COPIES == 0 { 0 } else { reader.u64("grant.copies")? };
-    if owner & COPIES != 0 && copies == 0 {
+    let copies = if owner & COPIES == 0 { NodeSet::EMPTY } else { reader.nodes("grant.copies")? };
+    if owner & COPIES != 0 && copies.is_empty() {
         return Err(WireError::Value { field: "grant.copies", value: 0, expected: "at least one node" });
     }
     let (payload, contents) = match kind {
@@ -369,7 +393,7 @@ fn whole_page<'a>(field: &'static str, reader: &mut Reader<'a>) -> Result<&'a [u
 
 fn decode_cut_page(mut reader: Reader<'_>) -> Result<(Message, Contents<'_>), WireError> {
     let number = reader.u64("cut.number")?;
-    let (page, version) = (reader.u64("cut.page")?, version("cut.version", &mut reader)?);
+    let (page, version) = (reader.page("cut.page")?, reader.version("cut.version")?);
     let contents = Contents::Page(whole_page("cut.contents", &mut reader)?);
     reader.end("cut")?;
     Ok((Message::Cut(Cut::Page { number, page, version }), contents))
@@ -382,10 +406,10 @@ fn encode_notices(notices: &[Notice], out: &mut Vec<u8>) {
     for notice in notices {
         match *notice {
             Notice::Invalidate { page, owner } => {
-                page_only(1, page, out);
-                out.push(owner);
+                numbered(1, page.0, out);
+                out.push(owner.0);
             }
-            Notice::Invalidated { page } => page_only(2, page, out),
+            Notice::Invalidated { page } => numbered(2, page.0, out),
         }
     }
 }
@@ -401,10 +425,10 @@ fn decode_notices(reader: &mut Reader<'_>) -> Result<Vec<Notice>, WireError> {
     (0..count)
         .map(|_| match reader.u8("notice")? {
             1 => {
-                let page = reader.u64("notice.page")?;
-                Ok(Notice::Invalidate { page, owner: node("notice.owner", reader)? })
+                let page = reader.page("notice.page")?;
+                Ok(Notice::Invalidate { page, owner: reader.node("notice.owner")? })
             }
-            2 => Ok(Notice::Invalidated { page: reader.u64("notice.page")? }),
+            2 => Ok(Notice::Invalidated { page: reader.page("notice.page")? }),
             value => {
                 Err(WireError::Value { field: "notice", value: value.into(), expected: "a notice (1 or 2)" })
             }

@@ -1,6 +1,9 @@
 //! Takes numbers from bytes.
 
-use crate::error::WireError;
+use crate::{
+    error::WireError,
+    ids::{NODE_LIMIT, NodeId, NodeSet, PageId, VERSION_MOST, Version},
+};
 
 /// What is left of a body.
 #[derive(Clone, Copy, Debug)]
@@ -41,6 +44,22 @@ impl<'a> Reader<'a> {
 
     pub(crate) fn u64(&mut self, field: &'static str) -> Result<u64, WireError> {
         Ok(u64::from_le_bytes(self.array(field)?))
+    }
+
+    pub(crate) fn page(&mut self, field: &'static str) -> Result<PageId, WireError> {
+        self.u64(field).map(PageId)
+    }
+
+    pub(crate) fn node(&mut self, field: &'static str) -> Result<NodeId, WireError> {
+        below(field, self.u8(field)?, NODE_LIMIT, "below 64").map(NodeId)
+    }
+
+    pub(crate) fn nodes(&mut self, field: &'static str) -> Result<NodeSet, WireError> {
+        self.u64(field).map(NodeSet::from_bits)
+    }
+
+    pub(crate) fn version(&mut self, field: &'static str) -> Result<Version, WireError> {
+        at_most(field, self.u64(field)?, VERSION_MOST, "at most 2^62")
     }
 
     /// Everything that is left.

@@ -1,8 +1,8 @@
 //! The bytes of each version, written down: what was released does not change.
 
 use vnuma_abi_dsm_wire::{
-    Access, Body, Contents, Cut, Delta, Entry, Grant, HEADER, Header, Hello, Holding, Membership, Message,
-    Notice, PAGE_SIZE, Payload, Purpose, Refusal, Request, View, encode,
+    Access, Body, Contents, Cut, Delta, Entry, Epoch, Grant, HEADER, Header, Hello, Holding, Membership,
+    Message, NodeId, NodeSet, Notice, PAGE_SIZE, PageId, Payload, Purpose, Refusal, Request, View, encode,
 };
 
 /// A frame with epoch 0x0102 and sequence 3, as hexadecimal digits of its header's first 8 bytes and its body.
@@ -58,25 +58,26 @@ fn protocol(message: Message) -> Body<'static> {
 
 #[test]
 fn messages() {
-    let request = Request { page: 0x0a0b, requester: 63, purpose: Purpose::Prefetch, have: 9 };
+    let request =
+        Request { page: PageId(0x0a0b), requester: NodeId(63), purpose: Purpose::Prefetch, have: 9 };
     let text = "01 0b0a000000000000 3f 02 0900000000000000";
     expect(&protocol(Message::Request(request)), "1300000006000000", text);
     let grant = Grant {
-        page: 1,
-        to: 2,
-        from: 3,
+        page: PageId(1),
+        to: NodeId(2),
+        from: NodeId(3),
         access: Access::Write,
         owner: true,
         migratory: 3,
-        before: Some(6),
+        before: Some(NodeId(6)),
         version: 5,
         payload: Payload::None,
-        copies: 0,
+        copies: NodeSet::EMPTY,
     };
     let text = "02 0100000000000000 02 03 02 01 03 06 0500000000000000 00 0000000000000000";
     expect(&protocol(Message::Grant(grant)), "2000000006000000", text);
     let text = "02 0100000000000000 02 03 02 03 03 06 0500000000000000 00 0000000000000000 1200000000000080";
-    let copies = 1 << 63 | 0b1_0010;
+    let copies = NodeSet::from_bits(1 << 63 | 0b1_0010);
     expect(&protocol(Message::Grant(Grant { copies, ..grant })), "2800000006000000", text);
     let delta = [1, 0, 2, 0, 0xaa, 0xbb, 0xff, 0x0f, 1, 0, 0xcc];
     let contents = Contents::Delta(Delta::decode(&delta).expect("a difference"));
@@ -95,13 +96,20 @@ fn messages() {
     let page = [0x5a; PAGE_SIZE];
     let whole = Body::Protocol(Message::Grant(grant), Contents::Page(&page));
     expect(&whole, "2010000006000000", &(text + &"5a".repeat(PAGE_SIZE)));
-    expect(&protocol(Message::Refuse { page: 7 }), "0900000006000000", "03 0700000000000000");
-    let notices = vec![Notice::Invalidate { page: 1, owner: 2 }, Notice::Invalidated { page: 3 }];
+    expect(&protocol(Message::Refuse { page: PageId(7) }), "0900000006000000", "03 0700000000000000");
+    let notices = vec![
+        Notice::Invalidate { page: PageId(1), owner: NodeId(2) },
+        Notice::Invalidated { page: PageId(3) },
+    ];
     let text = "04 0200 01 0100000000000000 02 02 0300000000000000";
     expect(&protocol(Message::Notices(notices)), "1600000006000000", text);
     let text = "05 0700000000000000 09 0800000000000000";
-    expect(&protocol(Message::OwnerIs { page: 7, owner: 9, version: 8 }), "1200000006000000", text);
-    expect(&protocol(Message::Lost { page: 7 }), "0900000006000000", "06 0700000000000000");
+    expect(
+        &protocol(Message::OwnerIs { page: PageId(7), owner: NodeId(9), version: 8 }),
+        "1200000006000000",
+        text,
+    );
+    expect(&protocol(Message::Lost { page: PageId(7) }), "0900000006000000", "06 0700000000000000");
 }
 
 #[test]
@@ -110,8 +118,10 @@ fn messages_about_a_cut() {
     expect(&cut(Cut::End { number: 9 }), "0900000006000000", "0e 0900000000000000");
     expect(&cut(Cut::Kept { number: 9 }), "0900000006000000", "0f 0900000000000000");
     let page = [0xa5; PAGE_SIZE];
-    let whole =
-        Body::Protocol(Message::Cut(Cut::Page { number: 9, page: 2, version: 3 }), Contents::Page(&page));
+    let whole = Body::Protocol(
+        Message::Cut(Cut::Page { number: 9, page: PageId(2), version: 3 }),
+        Contents::Page(&page),
+    );
     let text = "0d 0900000000000000 0200000000000000 0300000000000000".to_owned();
     expect(&whole, "1910000006000000", &(text + &"a5".repeat(PAGE_SIZE)));
 }
@@ -121,16 +131,16 @@ fn messages_about_the_membership() {
     let expect = |message, start: &str, text: &str| {
         expect(&protocol(Message::Membership(message)), start, text);
     };
-    let view = View { epoch: 0x41, members: 1 << 63 | 5 };
+    let view = View { epoch: Epoch(0x41), members: NodeSet::from_bits(1 << 63 | 5) };
     let numbers = "4100000000000000 0500000000000080";
-    expect(Membership::Suspect { node: 63 }, "0200000006000000", "07 3f");
+    expect(Membership::Suspect { node: NodeId(63) }, "0200000006000000", "07 3f");
     expect(Membership::Accept { view, round: 2 }, "1200000006000000", &format!("08 {numbers} 02"));
     expect(Membership::Conflict { view }, "1100000006000000", &format!("09 {numbers}"));
-    let pages = vec![Holding { page: 1, owner: true }, Holding { page: 2, owner: false }];
+    let pages = vec![Holding { page: PageId(1), owner: true }, Holding { page: PageId(2), owner: false }];
     let text = "0a 4100000000000000 00 0200 0100000000000000 01 0200000000000000 00";
-    expect(Membership::Holdings { epoch: 0x41, last: false, pages }, "1e00000006000000", text);
-    let pages = vec![Entry { page: 3, copyset: 6 }];
+    expect(Membership::Holdings { epoch: Epoch(0x41), last: false, pages }, "1e00000006000000", text);
+    let pages = vec![Entry { page: PageId(3), copyset: NodeSet::from_bits(6) }];
     let text = "0b 4100000000000000 01 0100 0300000000000000 0600000000000000";
-    expect(Membership::Directory { epoch: 0x41, last: true, pages }, "1c00000006000000", text);
+    expect(Membership::Directory { epoch: Epoch(0x41), last: true, pages }, "1c00000006000000", text);
     expect(Membership::Fenced { view }, "1100000006000000", &format!("0c {numbers}"));
 }

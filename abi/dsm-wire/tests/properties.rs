@@ -2,9 +2,10 @@
 
 use proptest::prelude::*;
 use vnuma_abi_dsm_wire::{
-    Access, BODY_LIMIT, Body, Contents, Cut, DELTA_LIMIT, Delta, EPOCH_MOST, Entry, Grant, HEADER, Header,
-    Hello, Holding, Kind, MIGRATORY_MOST, Membership, Message, NOTICE_LIMIT, Notice, PAGE_SIZE, PAGES_LIMIT,
-    Payload, Purpose, RUN_LIMIT, Refusal, Request, VERSION_MAX, VERSION_MOST, View, WireError, diff, encode,
+    Access, BODY_LIMIT, Body, Contents, Cut, DELTA_LIMIT, Delta, EPOCH_MOST, Entry, Epoch, Grant, HEADER,
+    Header, Hello, Holding, Kind, MIGRATORY_MOST, Membership, Message, NOTICE_LIMIT, NodeId, NodeSet, Notice,
+    PAGE_SIZE, PAGES_LIMIT, PageId, Payload, Purpose, RUN_LIMIT, Refusal, Request, VERSION_MAX, VERSION_MOST,
+    View, WireError, diff, encode,
 };
 
 fn round_trip(body: &Body<'_>) {
@@ -24,13 +25,25 @@ fn purpose() -> impl Strategy<Value = Purpose> {
     prop_oneof![Just(Purpose::Read), Just(Purpose::Write), Just(Purpose::Prefetch)]
 }
 
-fn notice() -> impl Strategy<Value = Notice> {
-    let invalidate = (any::<u64>(), 0..64_u8).prop_map(|(page, owner)| Notice::Invalidate { page, owner });
-    prop_oneof![invalidate, any::<u64>().prop_map(|page| Notice::Invalidated { page })]
+fn page() -> impl Strategy<Value = PageId> {
+    any::<u64>().prop_map(PageId)
 }
 
-fn epoch() -> impl Strategy<Value = u64> {
-    prop_oneof![0..=EPOCH_MOST, Just(EPOCH_MOST)]
+fn node() -> impl Strategy<Value = NodeId> {
+    (0..64_u8).prop_map(NodeId)
+}
+
+fn nodes() -> impl Strategy<Value = NodeSet> {
+    any::<u64>().prop_map(NodeSet::from_bits)
+}
+
+fn notice() -> impl Strategy<Value = Notice> {
+    let invalidate = (page(), node()).prop_map(|(page, owner)| Notice::Invalidate { page, owner });
+    prop_oneof![invalidate, page().prop_map(|page| Notice::Invalidated { page })]
+}
+
+fn epoch() -> impl Strategy<Value = Epoch> {
+    prop_oneof![0..=EPOCH_MOST, Just(EPOCH_MOST)].prop_map(Epoch)
 }
 
 fn version() -> impl Strategy<Value = u64> {
@@ -38,14 +51,14 @@ fn version() -> impl Strategy<Value = u64> {
 }
 
 fn membership() -> impl Strategy<Value = Membership> {
-    let view = || (epoch(), any::<u64>()).prop_map(|(epoch, members)| View { epoch, members });
-    let holding = any::<(u64, bool)>().prop_map(|(page, owner)| Holding { page, owner });
-    let entry = any::<(u64, u64)>().prop_map(|(page, copyset)| Entry { page, copyset });
+    let view = || (epoch(), nodes()).prop_map(|(epoch, members)| View { epoch, members });
+    let holding = (page(), any::<bool>()).prop_map(|(page, owner)| Holding { page, owner });
+    let entry = (page(), nodes()).prop_map(|(page, copyset)| Entry { page, copyset });
     let list = |most| 0..=most;
     let holdings = ((epoch(), any::<bool>()), proptest::collection::vec(holding, list(PAGES_LIMIT)));
     let directory = ((epoch(), any::<bool>()), proptest::collection::vec(entry, list(PAGES_LIMIT)));
     prop_oneof![
-        (0..64_u8).prop_map(|node| Membership::Suspect { node }),
+        node().prop_map(|node| Membership::Suspect { node }),
         (view(), 1..3_u8).prop_map(|(view, round)| Membership::Accept { view, round }),
         view().prop_map(|view| Membership::Conflict { view }),
         holdings.prop_map(|((epoch, last), pages)| Membership::Holdings { epoch, last, pages }),
@@ -55,28 +68,27 @@ fn membership() -> impl Strategy<Value = Membership> {
 }
 
 fn plain() -> impl Strategy<Value = Message> {
-    let request =
-        (any::<u64>(), 0..64_u8, purpose(), version()).prop_map(|(page, requester, purpose, have)| {
-            Message::Request(Request { page, requester, purpose, have })
-        });
+    let request = (page(), node(), purpose(), version()).prop_map(|(page, requester, purpose, have)| {
+        Message::Request(Request { page, requester, purpose, have })
+    });
     let notices = proptest::collection::vec(notice(), 1..40).prop_map(Message::Notices);
-    let owner = (any::<u64>(), version(), 0..64_u8).prop_map(|(page, version, owner)| Message::OwnerIs {
+    let owner = (page(), version(), node()).prop_map(|(page, version, owner)| Message::OwnerIs {
         page,
         owner,
         version,
     });
-    let refuse = any::<u64>().prop_map(|page| Message::Refuse { page });
-    let lost = any::<u64>().prop_map(|page| Message::Lost { page });
+    let refuse = page().prop_map(|page| Message::Refuse { page });
+    let lost = page().prop_map(|page| Message::Lost { page });
     let cut = any::<(u64, bool)>()
         .prop_map(|(number, end)| Message::Cut(if end { Cut::End { number } } else { Cut::Kept { number } }));
     prop_oneof![request, notices, owner, refuse, lost, cut, membership().prop_map(Message::Membership)]
 }
 
 fn grant() -> impl Strategy<Value = Grant> {
-    let before = proptest::option::of(0..64_u8);
-    let copies = prop_oneof![Just(0), any::<u64>()];
-    let nodes = (0..64_u8, 0..64_u8, before, copies);
-    (any::<u64>(), nodes, access(), any::<bool>(), 0..=MIGRATORY_MOST, version()).prop_map(
+    let before = proptest::option::of(node());
+    let copies = prop_oneof![Just(NodeSet::EMPTY), nodes()];
+    let nodes = (node(), node(), before, copies);
+    (page(), nodes, access(), any::<bool>(), 0..=MIGRATORY_MOST, version()).prop_map(
         |(page, (to, from, before, copies), access, owner, migratory, version)| Grant {
             page,
             to,
@@ -108,13 +120,16 @@ fn pair() -> impl Strategy<Value = ([u8; PAGE_SIZE], [u8; PAGE_SIZE])> {
 
 proptest! {
     #[test]
-    fn pages_of_a_cut_come_back(number: u64, page: u64, version in version(), (_, content) in pair()) {
+    fn pages_of_a_cut_come_back(number: u64, page in page(), version in version(), (_, content) in pair()) {
         let message = Message::Cut(Cut::Page { number, page, version });
         round_trip(&Body::Protocol(message, Contents::Page(&content)));
     }
 
     #[test]
     fn messages_come_back(message in plain()) {
+        let mut parts = Vec::new();
+        message.clone().split(|part| parts.push(part));
+        prop_assert_eq!(&parts, std::slice::from_ref(&message));
         round_trip(&Body::Protocol(message, Contents::None));
     }
 
@@ -191,6 +206,34 @@ proptest! {
 }
 
 #[test]
+fn lists_that_are_too_long_are_split() {
+    let notices = (0..2500).map(|page| Notice::Invalidated { page: PageId(page) });
+    let mut lengths = Vec::new();
+    Message::Notices(notices.collect()).split(|part| match part {
+        Message::Notices(part) => lengths.push(part.len()),
+        other => panic!("{other:?}"),
+    });
+    assert_eq!(lengths, [1024, 1024, 452]);
+    let pages = (0..1024).map(|page| Holding { page: PageId(page), owner: false }).collect();
+    let mut ends = Vec::new();
+    Message::Membership(Membership::Holdings { epoch: Epoch(1), pages, last: true }).split(
+        |part| match part {
+            Message::Membership(Membership::Holdings { pages, last, .. }) => ends.push((pages.len(), last)),
+            other => panic!("{other:?}"),
+        },
+    );
+    assert_eq!(ends, [(512, false), (512, true)]);
+    let entry = Entry { page: PageId(1), copyset: NodeSet::EMPTY };
+    let mut ends = Vec::new();
+    let directory = Membership::Directory { epoch: Epoch(1), pages: vec![entry; 513], last: false };
+    Message::Membership(directory).split(|part| match part {
+        Message::Membership(Membership::Directory { pages, last, .. }) => ends.push((pages.len(), last)),
+        other => panic!("{other:?}"),
+    });
+    assert_eq!(ends, [(512, false), (1, false)]);
+}
+
+#[test]
 fn a_page_that_changed_all_over_is_no_difference() {
     let mut bytes = Vec::new();
     assert!(!diff(&[0; PAGE_SIZE], &[1; PAGE_SIZE], &mut bytes) && bytes.is_empty());
@@ -235,7 +278,7 @@ fn limits_are_those_of_the_header() {
     assert_eq!(refusal(0, 0, 0), Err("header.kind: 0x0 is not a kind (1 to 7)".to_owned()));
     assert_eq!(refusal(8, 0, 0), Err("header.kind: 0x8 is not a kind (1 to 7)".to_owned()));
     assert_eq!(refusal(5, 0, 1), Err("header.reserved: 0x100 is not 0".to_owned()));
-    let most = Message::Notices(vec![Notice::Invalidate { page: 0, owner: 0 }; NOTICE_LIMIT]);
+    let most = Message::Notices(vec![Notice::Invalidate { page: PageId(0), owner: NodeId(0) }; NOTICE_LIMIT]);
     round_trip(&Body::Protocol(most, Contents::None));
     let count = ((NOTICE_LIMIT + 1) as u16).to_le_bytes();
     let error = Body::decode(Kind::Protocol, &[4, count[0], count[1]]).expect_err("too many");

@@ -1,7 +1,16 @@
 //! What happens to a node, and what it wants done.
 
-use crate::ids::{Access, NodeId, NodeSet, PageId};
-use crate::message::{Frame, Message, Payload};
+use vnuma_abi_dsm_wire::{Access, Epoch, Message, NodeId, NodeSet, PageId, Payload};
+
+/// A message with the epoch in which it was sent. The contents of pages travel beside it: the shell fills them in and applies them, the
+/// core only names them.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Frame {
+    /// The sender's epoch.
+    pub epoch: Epoch,
+    /// What it says.
+    pub message: Message,
+}
 
 /// What happened.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

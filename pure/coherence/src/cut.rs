@@ -15,10 +15,9 @@
 //! Nodes need not begin at the same time. What begins late has the page that it fetched from one that began early, with a higher
 //! version, and a keeper takes the highest version of a cut.
 
-use crate::ids::{NodeId, NodeSet, PageId, Version};
 use crate::managers::Managers;
-use crate::message::CutMessage;
 use std::collections::BTreeMap;
+use vnuma_abi_dsm_wire::{Cut, NodeId, NodeSet, PageId, Version};
 
 /// Another node may have begun so many cuts more than this one: one, or some more where cuts failed. What it says about later ones
 /// is ignored, so that nobody has to remember any number of them.
@@ -54,7 +53,7 @@ pub enum CutCommand {
     /// Send a message to all other members, after the pages.
     Tell {
         /// The message.
-        message: CutMessage,
+        message: Cut,
     },
     /// All members have kept the cut: threads may go on.
     Complete {
@@ -106,24 +105,24 @@ impl Cuts {
                 out.push(CutCommand::Save { to: second, number, page, version });
             }
         }
-        out.push(CutCommand::Tell { message: CutMessage::End { number } });
+        out.push(CutCommand::Tell { message: Cut::End { number } });
         self.ended.entry(number).or_default().insert(self.own);
         self.go_on(out);
     }
 
     /// A member has said this. Its pages have come before.
-    pub fn receive(&mut self, from: NodeId, message: CutMessage, out: &mut Vec<CutCommand>) {
-        if let CutMessage::End { number } | CutMessage::Kept { number } = message
+    pub fn receive(&mut self, from: NodeId, message: Cut, out: &mut Vec<CutCommand>) {
+        if let Cut::End { number } | Cut::Kept { number } = message
             && !(self.current.unwrap_or(self.begun + 1)..=self.begun.saturating_add(CUTS_AHEAD))
                 .contains(&number)
         {
             return;
         }
         match message {
-            CutMessage::End { number } => self.ended.entry(number).or_default().insert(from),
-            CutMessage::Kept { number } => self.kept.entry(number).or_default().insert(from),
+            Cut::End { number } => self.ended.entry(number).or_default().insert(from),
+            Cut::Kept { number } => self.kept.entry(number).or_default().insert(from),
             // The shell keeps it.
-            CutMessage::Page { .. } => return,
+            Cut::Page { .. } => return,
         }
         self.go_on(out);
     }
@@ -145,7 +144,7 @@ impl Cuts {
         let mine = self.kept.get(&number).is_some_and(|nodes| nodes.contains(self.own));
         if !mine && all(&self.ended) {
             self.kept.entry(number).or_default().insert(self.own);
-            out.push(CutCommand::Tell { message: CutMessage::Kept { number } });
+            out.push(CutCommand::Tell { message: Cut::Kept { number } });
         }
         if self.kept.get(&number).is_some_and(|nodes| self.members.is_subset(*nodes)) {
             self.current = None;

@@ -10,22 +10,19 @@
 
 mod command;
 mod cut;
-pub mod delta;
-mod ids;
 mod managers;
-mod message;
 mod node;
 mod options;
 mod page;
 mod table;
 
-pub use command::{Command, Event, Protest, StopReason};
+pub use command::{Command, Event, Frame, Protest, StopReason};
 pub use cut::{CUTS_AHEAD, CutCommand, Cuts, Kept, keepers, restorer};
-pub use ids::{Access, Epoch, NodeId, NodeSet, PageId, VERSION_MOST, Version};
 pub use managers::{Managers, ManagersError};
-pub use message::{
-    CutMessage, Entry, Frame, Grant, Holding, Kind, Membership, Message, Notice, Payload, Request, View,
-};
 pub use node::Node;
 pub use options::Options;
 pub use page::State;
+pub use vnuma_abi_dsm_wire::{
+    Access, Cut, Entry, Epoch, Grant, Holding, Membership, Message, NodeId, NodeSet, Notice, PageId, Payload,
+    Purpose, Request, VERSION_MOST, Version, View,
+};

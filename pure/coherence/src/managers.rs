@@ -1,7 +1,7 @@
 //! Which node manages which page.
 
-use crate::ids::{NodeId, NodeSet, PageId};
 use std::fmt;
+use vnuma_abi_dsm_wire::{NodeId, NodeSet, PageId};
 
 /// Managers by ranges of pages, so that they can follow the guest's NUMA nodes.
 ///

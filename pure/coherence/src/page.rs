@@ -13,9 +13,8 @@
 //! One node is the owner: the one in Modified, or one in Shared, which keeps the copyset.
 //! The owner of a page that nobody has touched is its manager; there the page is not mapped yet.
 
-use crate::ids::{Access, NodeId, NodeSet, Version};
-use crate::message::{Kind, Request};
 use std::collections::VecDeque;
+use vnuma_abi_dsm_wire::{Access, NodeId, NodeSet, Purpose, Request, Version};
 
 /// The three states of GiantVM's section 3.3.1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -82,12 +81,12 @@ pub(crate) struct Page {
     /// Content of the twin; 0 if none.
     pub twin: Version,
     /// What this node asked for.
-    pub wanted: Option<Kind>,
+    pub wanted: Option<Purpose>,
     /// What local threads wait for.
     pub fault: Access,
     /// Not taken away before, in nanoseconds.
     pub hold_until: u64,
-    /// How sure the owners are that the page is migratory: 0 to [`MIGRATORY_MOST`].
+    /// How sure the owners are that the page is migratory: 0 to [`MIGRATORY_MOST`](vnuma_abi_dsm_wire::MIGRATORY_MOST).
     pub migratory: u8,
     /// Of the owner: those before it that are told of the next one, the last of them first.
     pub before: [Option<NodeId>; 2],
@@ -98,8 +97,6 @@ pub(crate) struct Page {
 
 /// A page counts as migratory from here on.
 pub(crate) const MIGRATORY: u8 = 2;
-/// The score rises to this.
-pub(crate) const MIGRATORY_MOST: u8 = 3;
 
 impl Page {
     /// A page that this node knows nothing of. If nobody has touched it, it has content 1 everywhere and its manager owns it.
@@ -134,7 +131,7 @@ impl Page {
 
     /// This node is the owner or the next one: requests end here.
     pub fn is_root(&self) -> bool {
-        self.owner || self.wanted == Some(Kind::Write)
+        self.owner || self.wanted == Some(Purpose::Write)
     }
 
     pub fn waiting(&self) -> Option<&Waiting> {

@@ -1,7 +1,7 @@
 //! The pages of a node, in chunks that exist once one of their pages was touched.
 
-use crate::ids::PageId;
 use crate::page::Page;
+use vnuma_abi_dsm_wire::PageId;
 
 /// Pages of a chunk.
 const CHUNK: u64 = 512;

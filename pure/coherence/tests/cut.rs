@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use std::collections::{BTreeMap, VecDeque};
 use vnuma_coherence::{
-    CutCommand, CutMessage, Cuts, Kept, Managers, NodeId, NodeSet, PageId, Version, keepers, restorer,
+    Cut, CutCommand, Cuts, Kept, Managers, NodeId, NodeSet, PageId, Version, keepers, restorer,
 };
 
 const NODES: usize = 3;
@@ -18,7 +18,7 @@ struct World {
     kept: Vec<Kept<Version>>,
     /// Of each node: cuts that it has begun.
     begun: Vec<u64>,
-    channels: BTreeMap<(usize, usize), VecDeque<(CutMessage, Version)>>,
+    channels: BTreeMap<(usize, usize), VecDeque<(Cut, Version)>>,
     owners: Vec<usize>,
     versions: Vec<Version>,
     /// The memory when the last node began a cut.
@@ -47,8 +47,8 @@ impl World {
         }
     }
 
-    fn keep(&mut self, node: usize, message: CutMessage, content: Version) {
-        let CutMessage::Page { number, page, version } = message else { return };
+    fn keep(&mut self, node: usize, message: Cut, content: Version) {
+        let Cut::Page { number, page, version } = message else { return };
         let has = self.kept[node].of(number).any(|(other, content)| other == page && *content > 1);
         if !(self.first_wins && has) {
             self.kept[node].keep(number, page, version, content);
@@ -61,7 +61,7 @@ impl World {
                 CutCommand::Save { to, number, page, version } => {
                     let content = self.versions[page.0 as usize];
                     assert_eq!(content, version, "the content that was announced");
-                    let message = CutMessage::Page { number, page, version };
+                    let message = Cut::Page { number, page, version };
                     if usize::from(to.0) == node {
                         self.keep(node, message, content);
                     } else {
@@ -195,8 +195,8 @@ fn only_what_has_changed_is_sent() {
     let saves = |cuts: &mut Cuts, number, owned: &[(u64, Version)]| {
         let mut out = Vec::new();
         cuts.begin(number, owned.iter().map(|(page, version)| (PageId(*page), *version)), &mut out);
-        cuts.receive(NodeId(1), CutMessage::End { number }, &mut out);
-        cuts.receive(NodeId(1), CutMessage::Kept { number }, &mut out);
+        cuts.receive(NodeId(1), Cut::End { number }, &mut out);
+        cuts.receive(NodeId(1), Cut::Kept { number }, &mut out);
         assert_eq!(out.last(), Some(&CutCommand::Complete { number }));
         let saved = |command: &CutCommand| match command {
             CutCommand::Save { to, page, .. } => Some((to.0, page.0)),

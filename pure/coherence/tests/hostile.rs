@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 use vnuma_coherence::{
-    Access, CUTS_AHEAD, Command, CutMessage, Cuts, Entry, Epoch, Event, Frame, Grant, Holding, Kind,
-    Managers, Membership, Message, Node, NodeId, NodeSet, Notice, Options, PageId, Payload, Protest, Request,
+    Access, CUTS_AHEAD, Command, Cut, Cuts, Entry, Epoch, Event, Frame, Grant, Holding, Managers, Membership,
+    Message, Node, NodeId, NodeSet, Notice, Options, PageId, Payload, Protest, Purpose, Request,
     VERSION_MOST, View,
 };
 
@@ -87,11 +87,11 @@ fn notice() -> impl Strategy<Value = Notice> {
 }
 
 fn message() -> impl Strategy<Value = Message> {
-    let kind = prop_oneof![Just(Kind::Read), Just(Kind::Write), Just(Kind::Prefetch)];
-    let request = (page(), name(), kind, number()).prop_map(|(page, requester, kind, have)| Request {
+    let purpose = prop_oneof![Just(Purpose::Read), Just(Purpose::Write), Just(Purpose::Prefetch)];
+    let request = (page(), name(), purpose, number()).prop_map(|(page, requester, purpose, have)| Request {
         page,
         requester,
-        kind,
+        purpose,
         have,
     });
     prop_oneof![
@@ -99,7 +99,7 @@ fn message() -> impl Strategy<Value = Message> {
         3 => grant(),
         2 => membership(),
         1 => page().prop_map(|page| Message::Refuse { page }),
-        2 => notice().prop_map(Message::Notice),
+        2 => notice().prop_map(|notice| Message::Notices(vec![notice])),
         1 => proptest::collection::vec(notice(), 0..4).prop_map(Message::Notices),
         1 => (page(), name(), number())
             .prop_map(|(page, owner, version)| Message::OwnerIs { page, owner, version }),
@@ -173,7 +173,7 @@ fn protest(commands: &[Command]) -> Option<(u8, Protest)> {
 
 fn request(requester: u8) -> Message {
     let requester = NodeId(requester);
-    Message::Request(Request { page: PageId(0), requester, kind: Kind::Read, have: 0 })
+    Message::Request(Request { page: PageId(0), requester, purpose: Purpose::Read, have: 0 })
 }
 
 #[test]
@@ -237,7 +237,7 @@ fn numbers_that_nobody_reaches_are_refused() {
 fn an_invalidation_for_ones_own_sake_is_refused() {
     let mut node = node(2, Options::default());
     let notice = Notice::Invalidate { page: PageId(0), owner: NodeId(2) };
-    let commands = receive(&mut node, 0, 0, Message::Notice(notice));
+    let commands = receive(&mut node, 0, 0, Message::Notices(vec![notice]));
     assert_eq!(protest(&commands), Some((0, Protest::UnexpectedInvalidation)));
 }
 
@@ -354,15 +354,15 @@ fn cuts_that_are_far_ahead_are_not_remembered() {
     let mut out = Vec::new();
     let size = |cuts: &Cuts| format!("{cuts:?}").len();
     for number in (0..1000).chain(u64::MAX - 10..=u64::MAX) {
-        for message in [CutMessage::End { number }, CutMessage::Kept { number }] {
+        for message in [Cut::End { number }, Cut::Kept { number }] {
             cuts.receive(NodeId(1), message, &mut out);
         }
     }
     assert!(size(&cuts) < 1000, "{cuts:?}");
     // What one node may be ahead counts.
     for node in [1, 2] {
-        (1..=CUTS_AHEAD).for_each(|number| cuts.receive(NodeId(node), CutMessage::End { number }, &mut out));
-        cuts.receive(NodeId(node), CutMessage::Kept { number: 1 }, &mut out);
+        (1..=CUTS_AHEAD).for_each(|number| cuts.receive(NodeId(node), Cut::End { number }, &mut out));
+        cuts.receive(NodeId(node), Cut::Kept { number: 1 }, &mut out);
     }
     out.clear();
     cuts.begin(1, [], &mut out);

@@ -4,8 +4,8 @@ mod common;
 
 use common::{Cluster, check};
 use vnuma_coherence::{
-    Access, Command, Epoch, Event, Frame, Grant, Kind, Managers, Message, Node, NodeId, NodeSet, Notice,
-    Options, PageId, Payload, Request,
+    Access, Command, Epoch, Event, Frame, Grant, Managers, Message, Node, NodeId, NodeSet, Notice, Options,
+    PageId, Payload, Purpose, Request,
 };
 
 /// Three nodes and one page that node 0 manages.
@@ -25,7 +25,7 @@ fn count(messages: &[Message]) -> (usize, Option<Payload>) {
 }
 
 fn invalidations(messages: &[Message]) -> usize {
-    messages.iter().filter(|message| matches!(message, Message::Notice(Notice::Invalidate { .. }))).count()
+    messages.iter().filter(|message| matches!(message, Message::Notices(notices) if matches!(notices[..], [Notice::Invalidate { .. }]))).count()
 }
 
 #[test]
@@ -101,7 +101,7 @@ fn who_waits_for_a_page_that_may_migrate_forwards_nothing() {
     for (migratory, forwarded) in [(true, 0), (false, 1)] {
         let mut cluster = three(Options { migratory, ..Options::default() });
         cluster.event(1, 0, Event::Fault { page: PageId(0), write: false });
-        let request = Request { page: PageId(0), requester: NodeId(2), kind: Kind::Write, have: 0 };
+        let request = Request { page: PageId(0), requester: NodeId(2), purpose: Purpose::Write, have: 0 };
         let frame = Frame { epoch: Epoch(0), message: Message::Request(request) };
         let commands = cluster.event(1, 0, Event::Receive { from: NodeId(2), frame });
         assert_eq!(commands.iter().filter(|command| command.sends().is_some()).count(), forwarded);
@@ -272,7 +272,7 @@ fn a_reader_that_may_become_the_owner_keeps_requests() {
         let receive = |from, message| Event::Receive { from, frame: Frame { epoch: Epoch(0), message } };
         let page = PageId(0);
         assert_eq!(sent(&step(Event::Fault { page, write: false })).len(), 1);
-        let request = Request { page, requester: NodeId(2), kind: Kind::Write, have: 0 };
+        let request = Request { page, requester: NodeId(2), purpose: Purpose::Write, have: 0 };
         let passed_on = sent(&step(receive(NodeId(2), Message::Request(request))));
         assert_eq!(passed_on.is_empty(), migratory, "{passed_on:?}");
         if migratory {
@@ -325,7 +325,7 @@ fn invalidations_of_many_pages_share_a_message() {
 fn what_no_peer_may_send_is_refused() {
     use vnuma_coherence::{Epoch, Frame, Grant, Protest, Request};
     let mut cluster = three(Options::default());
-    let request = Request { page: PageId(0), requester: NodeId(1), kind: Kind::Read, have: 0 };
+    let request = Request { page: PageId(0), requester: NodeId(1), purpose: Purpose::Read, have: 0 };
     let grant = Grant {
         page: PageId(0),
         to: NodeId(0),
@@ -344,10 +344,14 @@ fn what_no_peer_may_send_is_refused() {
         (9, Message::Request(request), Protest::NoMember),
         (1, Message::Grant(grant), Protest::UnexpectedGrant),
         (1, Message::Grant(Grant { to: NodeId(2), ..grant }), Protest::UnexpectedGrant),
-        (1, Message::Notice(Notice::Invalidated { page: PageId(0) }), Protest::UnexpectedAcknowledgement),
         (
             1,
-            Message::Notice(Notice::Invalidate { page: PageId(0), owner: NodeId(1) }),
+            Message::Notices(vec![Notice::Invalidated { page: PageId(0) }]),
+            Protest::UnexpectedAcknowledgement,
+        ),
+        (
+            1,
+            Message::Notices(vec![Notice::Invalidate { page: PageId(0), owner: NodeId(1) }]),
             Protest::UnexpectedInvalidation,
         ),
         (1, Message::Refuse { page: PageId(0) }, Protest::UnexpectedAnswer),

@@ -1,8 +1,8 @@
 //! What a node does not believe: grants that do not fit, acknowledgements of others, and memberships that contradict its own.
 
 use vnuma_coherence::{
-    Access, Command, Epoch, Event, Frame, Grant, Kind, Managers, Membership, Message, Node, NodeId, NodeSet,
-    Notice, Options, PageId, Payload, Protest, Request, State, StopReason, View,
+    Access, Command, Epoch, Event, Frame, Grant, Managers, Membership, Message, Node, NodeId, NodeSet,
+    Notice, Options, PageId, Payload, Protest, Purpose, Request, State, StopReason, View,
 };
 
 const PAGE: PageId = PageId(0);
@@ -112,7 +112,7 @@ fn a_grant_that_does_not_fit_the_request_is_refused() {
     }
     assert!(
         ahead.iter().any(|command| matches!(command.sends(),
-        Some((_, Message::Request(request))) if request.page == PageId(2) && request.kind == Kind::Prefetch))
+        Some((_, Message::Request(request))) if request.page == PageId(2) && request.purpose == Purpose::Prefetch))
     );
     let grant = Grant { page: PageId(2), access: Access::Read, ..write };
     assert!(protests(&node.receive(0, Message::Grant(grant)), Protest::UnexpectedGrant));
@@ -137,12 +137,12 @@ fn only_the_manager_relays() {
 fn an_acknowledgement_counts_from_whom_it_was_asked() {
     let mut node = One::new(0, Options { batch_invalidations: false, ..Options::default() });
     for from in [1, 2] {
-        let request = Request { page: PAGE, requester: NodeId(from), kind: Kind::Read, have: 0 };
+        let request = Request { page: PAGE, requester: NodeId(from), purpose: Purpose::Read, have: 0 };
         node.receive(from, Message::Request(request));
     }
     node.fault(true);
     let acknowledge =
-        |node: &mut One, from| node.receive(from, Message::Notice(Notice::Invalidated { page: PAGE }));
+        |node: &mut One, from| node.receive(from, Message::Notices(vec![Notice::Invalidated { page: PAGE }]));
     assert_eq!(acknowledge(&mut node, 1), []);
     for from in [1, 3] {
         assert!(protests(&acknowledge(&mut node, from), Protest::UnexpectedAcknowledgement), "node {from}");
@@ -163,7 +163,7 @@ fn a_page_that_others_still_have_is_not_written() {
         node
     };
     let dropped =
-        |node: &mut One, from| node.receive(from, Message::Notice(Notice::Invalidated { page: PAGE }));
+        |node: &mut One, from| node.receive(from, Message::Notices(vec![Notice::Invalidated { page: PAGE }]));
     let writes = |commands: &[Command]| {
         commands.contains(&Command::SetAccess { page: PAGE, access: Access::Write, twin: true })
             && commands.contains(&Command::Wake { page: PAGE })
@@ -177,7 +177,7 @@ fn a_page_that_others_still_have_is_not_written() {
         (State::Invalid, true, copies)
     );
     // A request waits, too.
-    let request = Request { page: PAGE, requester: NodeId(4), kind: Kind::Write, have: 0 };
+    let request = Request { page: PAGE, requester: NodeId(4), purpose: Purpose::Write, have: 0 };
     assert_eq!(node.receive(4, Message::Request(request)), []);
     assert_eq!(dropped(&mut node, 3), []);
     assert!(protests(&dropped(&mut node, 3), Protest::UnexpectedAcknowledgement), "again");
@@ -256,9 +256,9 @@ fn a_writer_that_waits_for_copies_owns_the_page() {
     node.membership(2, Membership::Directory { epoch, pages: Vec::new(), last: true });
     // The copy is dropped for the node's own write now.
     let commands = node.at(0, Event::Flush);
-    let invalidate = Message::Notice(Notice::Invalidate { page: PAGE, owner: NodeId(1) });
+    let invalidate = Message::Notices(vec![Notice::Invalidate { page: PAGE, owner: NodeId(1) }]);
     assert_eq!(commands.iter().filter_map(Command::sends).collect::<Vec<_>>(), [(NodeId(2), &invalidate)]);
-    let commands = node.in_epoch(66, 2, Message::Notice(Notice::Invalidated { page: PAGE }));
+    let commands = node.in_epoch(66, 2, Message::Notices(vec![Notice::Invalidated { page: PAGE }]));
     assert!(commands.contains(&Command::Wake { page: PAGE }), "{commands:?}");
     assert_eq!(node.0.state(PAGE), State::Modified);
 }
@@ -276,13 +276,13 @@ fn held_and_dropped(direct_acks: bool, told: NodeId) {
     let mut node = One::new(1, options);
     node.fault(false);
     node.receive(0, Message::Grant(read_grant()));
-    let invalidate = Message::Notice(Notice::Invalidate { page: PAGE, owner: NodeId(2) });
+    let invalidate = Message::Notices(vec![Notice::Invalidate { page: PAGE, owner: NodeId(2) }]);
     assert_eq!(node.receive(0, invalidate.clone()), [Command::SetTimer { page: PAGE, at_ns: 100 }]);
     assert_eq!(node.0.state(PAGE), State::Shared);
     assert!(protests(&node.receive(0, invalidate), Protest::UnexpectedInvalidation));
     // The thread that has read wants to write: it has used the copy.
     let commands = node.fault(true);
-    let acknowledged = |command: &Command| matches!(command.sends(), Some((to, Message::Notice(Notice::Invalidated { page: PAGE }))) if to == told);
+    let acknowledged = |command: &Command| matches!(command.sends(), Some((to, Message::Notices(notices))) if to == told && *notices == [Notice::Invalidated { page: PAGE }]);
     assert!(commands.iter().any(acknowledged), "{commands:?}");
     // And its request goes to the next owner.
     let asks = |command: &Command| matches!(command.sends(), Some((NodeId(2), Message::Request(_))));
@@ -293,7 +293,7 @@ fn held_and_dropped(direct_acks: bool, told: NodeId) {
 #[test]
 fn a_requester_without_content_gets_the_page() {
     let mut node = One::new(0, Options::default());
-    let request = Request { page: PAGE, requester: NodeId(2), kind: Kind::Read, have: 0 };
+    let request = Request { page: PAGE, requester: NodeId(2), purpose: Purpose::Read, have: 0 };
     let payload = |commands: Vec<Command>| {
         commands.iter().find_map(|command| match command.sends() {
             Some((_, Message::Grant(grant))) => Some(grant.payload),
@@ -309,7 +309,7 @@ fn a_requester_without_content_gets_the_page() {
     for (from, notice) in [(2, None), (2, Some(Notice::Invalidated { page: PAGE }))] {
         match notice {
             None => drop(node.fault(true)),
-            Some(notice) => drop(node.receive(from, Message::Notice(notice))),
+            Some(notice) => drop(node.receive(from, Message::Notices(vec![notice]))),
         }
     }
     assert_eq!(node.0.version(PAGE), 3);
@@ -432,7 +432,7 @@ fn a_frame_of_the_next_membership_waits_for_it() {
     node.receive(0, Message::Grant(write_grant()));
     let view = view(66, &[0, 1, 2]);
     node.membership(0, Membership::Accept { view, round: 1 });
-    let request = Request { page: PAGE, requester: NodeId(2), kind: Kind::Read, have: 0 };
+    let request = Request { page: PAGE, requester: NodeId(2), purpose: Purpose::Read, have: 0 };
     assert_eq!(node.in_epoch(66, 2, Message::Request(request)), []);
     // Node 0 lets the page stay with the owner that it had.
     node.membership(2, Membership::Accept { view, round: 1 });
@@ -456,7 +456,7 @@ fn a_frame_of_the_next_membership_waits_for_it() {
 #[test]
 fn what_was_held_back_is_not_sent_in_the_next_epoch() {
     let mut node = One::new(0, Options { hold_ns: 0, ..Options::default() });
-    let request = Request { page: PAGE, requester: NodeId(4), kind: Kind::Read, have: 0 };
+    let request = Request { page: PAGE, requester: NodeId(4), purpose: Purpose::Read, have: 0 };
     node.receive(4, Message::Request(request));
     node.fault(true);
     assert!(node.0.needs_flush());
@@ -492,8 +492,8 @@ fn what_two_memberships_have_in_common_may_win() {
 fn an_old_owner_is_no_hint() {
     let mut node = One::new(0, Options { hold_ns: 0, ..Options::default() });
     let request = |requester| {
-        let kind = Kind::Write;
-        Message::Request(Request { page: PAGE, requester: NodeId(requester), kind, have: 1 })
+        let purpose = Purpose::Write;
+        Message::Request(Request { page: PAGE, requester: NodeId(requester), purpose, have: 1 })
     };
     node.receive(1, request(1));
     let forwarded = |commands: Vec<Command>| commands.iter().find_map(|command| Some(command.sends()?.0));
@@ -527,7 +527,7 @@ fn a_page_that_is_lost_stays_lost() {
     node.fault(false);
     assert_eq!(node.receive(0, Message::Lost { page: PAGE }), [Command::Poison { page: PAGE }]);
     assert_eq!(node.fault(true), [Command::Poison { page: PAGE }]);
-    let request = Request { page: PAGE, requester: NodeId(2), kind: Kind::Read, have: 0 };
+    let request = Request { page: PAGE, requester: NodeId(2), purpose: Purpose::Read, have: 0 };
     let answer = node.receive(2, Message::Request(request));
     assert_eq!(
         answer.iter().filter_map(Command::sends).collect::<Vec<_>>(),

@@ -3,7 +3,7 @@
 //! The order of the frames about one page stays, and so does the order of a peer's frames before and after one about the
 //! membership. Second copies for a cut change no page, and so pass all others.
 
-use crate::{convert::pages_of, lanes::Incoming, pages::PINNED};
+use crate::{lanes::Incoming, pages::PINNED};
 use std::time::Instant;
 use vnuma_coherence::{Message, NodeId, PageId};
 
@@ -48,10 +48,10 @@ impl Held {
         let membership = is_membership(incoming);
         let behind = |held: &Incoming| {
             let ordered = held.from == incoming.from && (membership || is_membership(held));
-            let same = |page| pages_of(&held.frame.message).any(|(_, other)| other == page);
-            ordered || pages_of(&incoming.frame.message).any(|(_, page)| same(page))
+            let same = |page| held.frame.message.pages().any(|(_, other)| other == page);
+            ordered || incoming.frame.message.pages().any(|(_, page)| same(page))
         };
-        pages_of(&incoming.frame.message).any(|(_, page)| pinned(page))
+        incoming.frame.message.pages().any(|(_, page)| pinned(page))
             || self.frames.iter().any(|(_, held)| behind(held))
     }
 
@@ -73,7 +73,7 @@ impl Held {
 mod tests {
     use super::*;
     use crate::pages::Contents;
-    use vnuma_coherence::{CutMessage, Epoch, Frame, Membership};
+    use vnuma_coherence::{Cut, Epoch, Frame, Membership};
 
     fn incoming(from: u8, message: Message) -> Incoming {
         Incoming { from: NodeId(from), frame: Frame { epoch: Epoch(0), message }, contents: Contents::None }
@@ -131,12 +131,12 @@ mod tests {
         let mut held = Held::default();
         let pinned = |page: PageId| page.0 == 5;
         let cut = |message| incoming(1, Message::Cut(message));
-        let copy = || cut(CutMessage::Page { number: 1, page: PageId(5), version: 2 });
+        let copy = || cut(Cut::Page { number: 1, page: PageId(5), version: 2 });
         assert!(held.pass(copy(), pinned).is_some());
         // Behind a frame about the same page, and one about the membership.
         assert!(held.pass(about(1, 5), pinned).is_none() && held.pass(suspicion(1), pinned).is_none());
         assert!(held.pass(copy(), pinned).is_some());
-        assert!(held.pass(cut(CutMessage::End { number: 1 }), pinned).is_some());
+        assert!(held.pass(cut(Cut::End { number: 1 }), pinned).is_some());
     }
 
     #[test]
@@ -149,7 +149,7 @@ mod tests {
         assert!(held.pass(about(2, 7), pinned).is_some());
         let ready = held.ready(|_| false);
         let pages =
-            ready.iter().map(|incoming| pages_of(&incoming.frame.message).next().map(|(_, page)| page.0));
+            ready.iter().map(|incoming| incoming.frame.message.pages().next().map(|(_, page)| page.0));
         assert_eq!(pages.collect::<Vec<_>>(), [Some(5), None, Some(6), Some(6)]);
     }
 }

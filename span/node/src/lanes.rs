@@ -1,7 +1,6 @@
 //! The connections of a shard.
 
 use crate::{
-    convert,
     happening::Happening,
     pages::{Contents, Outgoing},
     shared::Shared,
@@ -12,7 +11,7 @@ use std::{
     os::fd::BorrowedFd,
     time::{Duration, Instant},
 };
-use vnuma_abi_dsm_wire::{self as wire, Body, Delta, HEADER};
+use vnuma_abi_dsm_wire::{self as wire, Body, Delta};
 use vnuma_coherence::{Epoch, Frame, Message, NodeId, NodeSet, Payload};
 use vnuma_dsm_transport::{Fault, Lane, Ready, TransportError, Waiter};
 
@@ -72,7 +71,7 @@ impl Peers {
                 lane.receive(|header, body| {
                     // Nothing else comes after the handshake but what the lane itself answers.
                     let Body::Protocol(message, contents) = body else { return };
-                    let frame = Frame { epoch: Epoch(header.epoch), message: convert::from_wire(message) };
+                    let frame = Frame { epoch: Epoch(header.epoch), message };
                     let contents = match contents {
                         wire::Contents::None => Contents::None,
                         wire::Contents::Page(page) => Contents::Page(Box::new(*page)),
@@ -156,7 +155,7 @@ impl Peers {
     pub fn send(
         &mut self,
         to: NodeId,
-        frame: &Frame,
+        frame: Frame,
         contents: wire::Contents<'_>,
         stats: &mut Stats,
         shared: &Shared,
@@ -169,17 +168,17 @@ impl Peers {
             return;
         };
         let mut outcome = Ok(());
-        convert::to_wire(&frame.message, |message| {
-            let bytes = HEADER + convert::length(&message, &contents);
-            stats.messages += 1;
-            stats.bytes += bytes as u64;
-            shared.count(bytes);
-            if outcome.is_ok() {
-                outcome = lane.post(&Body::Protocol(message, contents), frame.epoch.0);
+        frame.message.split(|message| {
+            if outcome.is_err() {
+                return;
             }
+            outcome = lane.post(&Body::Protocol(message, contents), frame.epoch.0).map(|bytes| {
+                stats.messages += 1;
+                stats.bytes += bytes as u64;
+                shared.count(bytes);
+            });
         });
-        let outcome = outcome.and_then(|()| lane.give_on(TOGETHER));
-        if let Err(error) = outcome {
+        if let Err(error) = outcome.and_then(|()| lane.give_on(TOGETHER)) {
             self.ended(to, &error, shared);
         }
     }
@@ -209,6 +208,6 @@ impl Peers {
             wire::Contents::Delta(_) => stats.deltas += 1,
             _ => stats.whole_pages += 1,
         }
-        self.send(to, &frame, contents, stats, shared);
+        self.send(to, frame, contents, stats, shared);
     }
 }

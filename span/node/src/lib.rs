@@ -47,7 +47,6 @@
 #![forbid(unsafe_code)]
 
 mod config;
-mod convert;
 mod copies;
 mod error;
 mod happening;
@@ -62,7 +61,6 @@ mod timers;
 mod touches;
 
 pub use config::Config;
-pub use convert::from_wire;
 pub use copies::Copies;
 pub use error::NodeError;
 pub use happening::Happening;

@@ -3,9 +3,7 @@
 use crate::{NodeError, copies::Copies, lanes::Peers, shared::Shared, stats::Stats};
 use std::{collections::VecDeque, sync::Arc};
 use vnuma_abi_dsm_wire::Contents;
-use vnuma_coherence::{
-    CutCommand, CutMessage, Cuts, Epoch, Frame, Message, NodeId, NodeSet, PageId, Version,
-};
+use vnuma_coherence::{Cut, CutCommand, Cuts, Epoch, Frame, Message, NodeId, NodeSet, PageId, Version};
 use vnuma_dsm_pager::{Page, Region};
 
 #[derive(Debug)]
@@ -55,8 +53,8 @@ impl Saving {
     }
 
     /// A member has sent this, with a page if it is one.
-    pub fn receive(&mut self, from: NodeId, message: CutMessage, content: Option<Box<Page>>) {
-        if let (CutMessage::Page { number, page, version }, Some(content)) = (message, content) {
+    pub fn receive(&mut self, from: NodeId, message: Cut, content: Option<Box<Page>>) {
+        if let (Cut::Page { number, page, version }, Some(content)) = (message, content) {
             return self.copies.keep(number, page, version, content);
         }
         let mut out = Vec::new();
@@ -89,10 +87,8 @@ impl Saving {
         pages.into_iter().for_each(|page| self.cuts.forget(page));
         self.queue.retain(|command| match *command {
             CutCommand::Save { number, .. } | CutCommand::Complete { number } => number > given_up,
-            CutCommand::Tell { message: CutMessage::End { number } | CutMessage::Kept { number } } => {
-                number > given_up
-            }
-            CutCommand::Tell { message: CutMessage::Page { .. } } => true,
+            CutCommand::Tell { message: Cut::End { number } | Cut::Kept { number } } => number > given_up,
+            CutCommand::Tell { message: Cut::Page { .. } } => true,
         });
     }
 
@@ -112,7 +108,7 @@ impl Saving {
                     if to == means.own {
                         self.copies.keep(number, page, version, content);
                     } else {
-                        let message = CutMessage::Page { number, page, version };
+                        let message = Cut::Page { number, page, version };
                         send(means, to, message, Contents::Page(&content));
                     }
                 }
@@ -128,9 +124,9 @@ impl Saving {
     }
 }
 
-fn send(means: &mut Means<'_>, to: NodeId, message: CutMessage, contents: Contents<'_>) {
+fn send(means: &mut Means<'_>, to: NodeId, message: Cut, contents: Contents<'_>) {
     let frame = Frame { epoch: means.epoch, message: Message::Cut(message) };
-    means.peers.send(to, &frame, contents, means.stats, means.shared);
+    means.peers.send(to, frame, contents, means.stats, means.shared);
 }
 
 #[cfg(test)]

@@ -2,7 +2,6 @@
 
 use crate::{
     Config, NodeError,
-    convert::pages_of,
     copies::Copies,
     happening::{Happening, protest},
     held::Held,
@@ -22,8 +21,8 @@ use std::{
 };
 use vnuma_abi_dsm_wire::{self as wire, Delta};
 use vnuma_coherence::{
-    Access, Command, CutMessage, Cuts, Epoch, Event, Frame, Kind, Managers, Message, Node as Protocol,
-    NodeId, NodeSet, Notice, Options, PageId, Protest,
+    Access, Command, Cut, Cuts, Epoch, Event, Frame, Managers, Message, Node as Protocol, NodeId, NodeSet,
+    Notice, Options, PageId, Protest, Purpose,
 };
 use vnuma_dsm_pager::{Access as Right, Fault, Follower, PageError, PageState, Region};
 use vnuma_dsm_transport::Lane;
@@ -272,7 +271,7 @@ impl Shard {
         }
         self.phase(Phase::Network);
         for (to, frame) in self.late.drain(..) {
-            self.peers.send(to, &frame, wire::Contents::None, &mut self.stats, &self.shared);
+            self.peers.send(to, frame, wire::Contents::None, &mut self.stats, &self.shared);
         }
         self.peers.give_on(&self.shared);
     }
@@ -384,7 +383,7 @@ impl Shard {
     fn take_frame(&mut self, Incoming { from, frame, contents }: Incoming) -> Result<(), NodeError> {
         let inside =
             |page: PageId| page.0 < self.region.pages() && self.region.shard_of(page.0) == self.index;
-        let foreign = pages_of(&frame.message).find(|(_, page)| !inside(*page));
+        let foreign = frame.message.pages().find(|(_, page)| !inside(*page));
         if let Some((field, page)) = foreign {
             let text = format!("{field} {}: no page of this connection", page.0);
             self.protest(from, text);
@@ -394,7 +393,7 @@ impl Shard {
             self.take_cut(from, &frame, message, contents);
             return Ok(());
         }
-        self.named = pages_of(&frame.message).next();
+        self.named = frame.message.pages().next();
         if let Message::Grant(grant) = &frame.message
             && grant.to == self.protocol.id()
             && let Some((asked, write)) = self.asked.remove(&grant.page)
@@ -438,7 +437,7 @@ impl Shard {
         self.saving.go_on(&mut Means { own, epoch, region, peers, stats, shared })
     }
 
-    fn take_cut(&mut self, from: NodeId, frame: &Frame, message: CutMessage, contents: Contents) {
+    fn take_cut(&mut self, from: NodeId, frame: &Frame, message: Cut, contents: Contents) {
         if frame.epoch != self.protocol.view().epoch || !self.members.contains(from) {
             return;
         }
@@ -494,16 +493,16 @@ impl Shard {
             }
             Command::Send { to, frame } => {
                 self.phase(Phase::Network);
-                self.peers.send(to, &frame, wire::Contents::None, &mut self.stats, &self.shared);
                 if let Message::Request(request) = frame.message
                     && request.requester == self.protocol.id()
-                    && request.kind != Kind::Prefetch
+                    && request.purpose != Purpose::Prefetch
                 {
-                    self.asked.insert(request.page, (to, request.kind == Kind::Write));
+                    self.asked.insert(request.page, (to, request.purpose == Purpose::Write));
                 }
+                self.peers.send(to, frame, wire::Contents::None, &mut self.stats, &self.shared);
             }
             Command::SendPage { to, frame, page, access } => self.send_page(to, frame, page, access)?,
-            Command::Relay { to, frame } => self.relay(to, &frame),
+            Command::Relay { to, frame } => self.relay(to, frame),
             Command::Install { page, access, payload: _, twin } => {
                 self.phase(Phase::Pages);
                 let contents = self.contents_of(page);
@@ -574,7 +573,7 @@ impl Shard {
     }
 
     /// Passes a grant on, with what came beside it.
-    fn relay(&mut self, to: NodeId, frame: &Frame) {
+    fn relay(&mut self, to: NodeId, frame: Frame) {
         let Message::Grant(grant) = &frame.message else { return };
         self.phase(Phase::Network);
         let contents = self.contents_of(grant.page);
@@ -640,7 +639,8 @@ fn skip_invalidations(own: NodeId, direct: bool, commands: &mut Vec<Command>) ->
     let mut skip = |to: NodeId, epoch: Epoch, notice: &Notice| match *notice {
         Notice::Invalidate { page, owner } => {
             if !direct || owner == own {
-                made_up.push((to, Frame { epoch, message: Message::Notice(Notice::Invalidated { page }) }));
+                let message = Message::Notices(vec![Notice::Invalidated { page }]);
+                made_up.push((to, Frame { epoch, message }));
             }
             false
         }
@@ -651,9 +651,6 @@ fn skip_invalidations(own: NodeId, direct: bool, commands: &mut Vec<Command>) ->
         | Command::SendPage { frame: Frame { message: Message::Grant(grant), .. }, .. } => {
             grant.copies = NodeSet::EMPTY;
             true
-        }
-        Command::Send { to, frame: Frame { epoch, message: Message::Notice(notice) } } => {
-            skip(*to, *epoch, notice)
         }
         Command::Send { to, frame: Frame { epoch, message: Message::Notices(notices) } } => {
             notices.retain(|notice| skip(*to, *epoch, notice));

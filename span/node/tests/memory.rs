@@ -9,7 +9,9 @@ use std::{
     thread,
     time::Instant,
 };
-use vnuma_abi_dsm_wire::{Access, Body, Contents, Cut, Grant, Membership, Message, Payload, View};
+use vnuma_abi_dsm_wire::{
+    Access, Body, Contents, Cut, Epoch, Grant, Membership, Message, NodeId, NodeSet, PageId, Payload, View,
+};
 use vnuma_coherence::{Options, StopReason};
 use vnuma_dsm_node::{Config, Happening, Node, Sabotage, Stats};
 use vnuma_dsm_transport::{Lanes, Limits};
@@ -296,19 +298,26 @@ fn against_a_hand_made_peer(test: impl FnOnce(&Node, &mut vnuma_dsm_transport::L
 }
 
 fn grant(page: u64) -> Grant {
+    let (page, to, from) = (PageId(page), NodeId(0), NodeId(1));
     let (access, payload) = (Access::Write, Payload::None);
-    let (before, copies) = (None, 0);
-    Grant { page, to: 0, from: 1, access, owner: true, migratory: 0, before, version: 5, payload, copies }
+    let (before, copies) = (None, NodeSet::EMPTY);
+    Grant { page, to, from, access, owner: true, migratory: 0, before, version: 5, payload, copies }
 }
 
 #[test]
 fn a_peer_that_breaks_the_protocol_is_named_with_the_field() {
     let cases = [
         (Message::Grant(grant(3)), "grant.page 3: a grant that was not asked for"),
-        (Message::Refuse { page: PAGES }, "refuse.page 64: no page of this connection"),
-        (Message::Lost { page: PAGES - 1 }, "lost.page 63: no page of this connection"),
-        (Message::Grant(Grant { from: 9, ..grant(4) }), "grant.page 4: a grant that was not asked for"),
-        (Message::Grant(Grant { to: 9, ..grant(4) }), "grant.page 4: it names a node that is no member"),
+        (Message::Refuse { page: PageId(PAGES) }, "refuse.page 64: no page of this connection"),
+        (Message::Lost { page: PageId(PAGES - 1) }, "lost.page 63: no page of this connection"),
+        (
+            Message::Grant(Grant { from: NodeId(9), ..grant(4) }),
+            "grant.page 4: a grant that was not asked for",
+        ),
+        (
+            Message::Grant(Grant { to: NodeId(9), ..grant(4) }),
+            "grant.page 4: it names a node that is no member",
+        ),
     ];
     for (message, text) in cases {
         against_a_hand_made_peer(|node, lanes| {
@@ -338,7 +347,7 @@ fn a_peer_that_floods_a_pinned_page_is_given_up() {
         assert!(begin.elapsed() < HANG, "any number of frames waits");
         // The last ones find a lane that has ended.
         for _ in 0..1 << 10 {
-            let _ = lane.send(&Body::Protocol(Message::Refuse { page: 0 }, Contents::None), 0);
+            let _ = lane.send(&Body::Protocol(Message::Refuse { page: PageId(0) }, Contents::None), 0);
         }
         let _ = lane.flush();
     }
@@ -546,16 +555,16 @@ fn second_copies_of_another_epoch_or_an_excluded_node_are_not_kept() {
         let lane = lanes[0].get_mut(&0).expect("a lane");
         lane.send(&Body::Protocol(message, contents), epoch).expect("sent");
     };
-    let copy = |page| Message::Cut(Cut::Page { number: 1, page, version: 2 });
+    let copy = |page| Message::Cut(Cut::Page { number: 1, page: PageId(page), version: 2 });
     let content = [5; 4096];
     send(&mut member, copy(0), Some(&content), 0);
     send(&mut member, copy(1), Some(&content), 65);
-    let view = View { epoch: 65, members: 0b011 };
+    let view = View { epoch: Epoch(65), members: NodeSet::first(2) };
     for message in [
         Membership::Accept { view, round: 1 },
         Membership::Accept { view, round: 2 },
-        Membership::Holdings { epoch: 65, last: true, pages: Vec::new() },
-        Membership::Directory { epoch: 65, last: true, pages: Vec::new() },
+        Membership::Holdings { epoch: Epoch(65), last: true, pages: Vec::new() },
+        Membership::Directory { epoch: Epoch(65), last: true, pages: Vec::new() },
     ] {
         send(&mut member, Message::Membership(message), None, 0);
     }
@@ -577,7 +586,7 @@ fn second_copies_of_another_epoch_or_an_excluded_node_are_not_kept() {
     let fenced = |message: &Membership| matches!(message, Membership::Fenced { .. });
     heard(&mut excluded, &fenced);
     send(&mut excluded, copy(2), Some(&content), 65);
-    send(&mut excluded, Message::Lost { page: 0 }, None, 65);
+    send(&mut excluded, Message::Lost { page: PageId(0) }, None, 65);
     heard(&mut excluded, &fenced);
     send(&mut member, copy(3), Some(&content), 0);
     send(&mut member, copy(4), Some(&content), 65);
@@ -608,9 +617,12 @@ fn contents_of_a_membership_that_was_not_to_be_are_not_passed_on() {
         let lane = lanes[0].get_mut(&0).expect("a lane");
         lane.send(&Body::Protocol(message, contents), epoch).expect("sent");
     };
-    let pass_on = || Message::Grant(Grant { to: 2, payload: Payload::Page, ..grant(0) });
+    let pass_on = || Message::Grant(Grant { to: NodeId(2), payload: Payload::Page, ..grant(0) });
     let accept = |epoch, round| {
-        Message::Membership(Membership::Accept { view: View { epoch, members: 0b0111 }, round })
+        Message::Membership(Membership::Accept {
+            view: View { epoch: Epoch(epoch), members: NodeSet::first(3) },
+            round,
+        })
     };
     // Each is early.
     for (epoch, byte) in [(65, 5), (129, 6)] {
@@ -621,8 +633,8 @@ fn contents_of_a_membership_that_was_not_to_be_are_not_passed_on() {
         for message in [
             accept(129, 1),
             accept(129, 2),
-            Message::Membership(Membership::Holdings { epoch: 129, last: true, pages: Vec::new() }),
-            Message::Membership(Membership::Directory { epoch: 129, last: true, pages: Vec::new() }),
+            Message::Membership(Membership::Holdings { epoch: Epoch(129), last: true, pages: Vec::new() }),
+            Message::Membership(Membership::Directory { epoch: Epoch(129), last: true, pages: Vec::new() }),
         ] {
             send(lanes, message, None, 0);
         }
@@ -650,12 +662,12 @@ fn a_node_that_one_shard_excludes_is_suspected_by_all() {
     let (region, ours) = parts.pop().expect("three");
     let node = Node::start(&Config::new(0, 3, PAGES), region, ours, |_| {}).expect("starts");
     // Node 1 wants to go on without node 2, and says so to the first shard alone.
-    let view = View { epoch: 65, members: 0b011 };
+    let view = View { epoch: Epoch(65), members: NodeSet::first(2) };
     let messages = [
         Membership::Accept { view, round: 1 },
         Membership::Accept { view, round: 2 },
-        Membership::Holdings { epoch: 65, last: true, pages: Vec::new() },
-        Membership::Directory { epoch: 65, last: true, pages: Vec::new() },
+        Membership::Holdings { epoch: Epoch(65), last: true, pages: Vec::new() },
+        Membership::Directory { epoch: Epoch(65), last: true, pages: Vec::new() },
     ];
     let agree = |lanes: &mut Lanes, shard: usize| {
         let lane = lanes[shard].get_mut(&0).expect("a lane");
@@ -669,7 +681,7 @@ fn a_node_that_one_shard_excludes_is_suspected_by_all() {
         assert!(begin.elapsed() < HANG, "the second shard goes on with node 2");
         let take = |_: &_, body: Body<'_>| {
             if let Body::Protocol(Message::Membership(Membership::Accept { view, round: 1 }), _) = body {
-                proposed |= view.members == 0b011;
+                proposed |= view.members == NodeSet::first(2);
             }
         };
         lanes[1].get_mut(&0).expect("a lane").receive(take).expect("frames");

@@ -270,8 +270,8 @@ impl Lane {
         if waiting == 0 { self.flush().map(drop) } else { Ok(()) }
     }
 
-    /// Has a frame wait for [`Self::give_on`], so that several share a system call.
-    pub fn post(&mut self, body: &Body<'_>, epoch: u64) -> Result<(), TransportError> {
+    /// Has a frame wait for [`Self::give_on`], so that several share a system call. Returns its bytes.
+    pub fn post(&mut self, body: &Body<'_>, epoch: u64) -> Result<usize, TransportError> {
         self.alive()?;
         let (waiting, list) = (self.waiting(), is_list(body));
         let (bytes, limit) = match list {
@@ -286,7 +286,7 @@ impl Lane {
             self.lists.add(waiting, self.waiting());
         }
         self.sent += 1;
-        Ok(())
+        Ok(self.waiting() - waiting)
     }
 
     /// Gives on what was posted, once there are so many bytes of it. What a pipe did not take waits until it can.

@@ -2,9 +2,8 @@
 
 use super::{Node, protest};
 use crate::command::{Command, Protest};
-use crate::ids::{Access, NodeId, NodeSet, PageId};
-use crate::message::{Kind, Notice};
 use crate::page::Then;
+use vnuma_abi_dsm_wire::{Access, NodeId, NodeSet, Notice, PageId, Purpose};
 
 impl Node {
     /// The owner `from` wants the copy dropped; `owner` writes next.
@@ -34,7 +33,7 @@ impl Node {
             return;
         };
         let on_its_way =
-            entry.access == Access::None && matches!(entry.wanted, Some(Kind::Read | Kind::Prefetch));
+            entry.access == Access::None && matches!(entry.wanted, Some(Purpose::Read | Purpose::Prefetch));
         if on_its_way {
             return;
         }
@@ -56,7 +55,7 @@ impl Node {
         let early = self.options.direct_acks;
         let entry = self.page(page);
         // The owner's grant is on its way, and says who had a copy.
-        let early = early && entry.wanted == Some(Kind::Write);
+        let early = early && entry.wanted == Some(Purpose::Write);
         let Some(invalidating) = entry.waiting_mut().invalidating.as_mut() else {
             if !early || entry.waiting_mut().dropped.contains(from) {
                 entry.tidy();

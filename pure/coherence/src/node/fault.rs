@@ -2,10 +2,12 @@
 
 use super::{Node, protest};
 use crate::command::{Command, Protest};
-use crate::ids::{Access, NodeId, NodeSet, PageId, VERSION_MOST};
-use crate::message::{Grant, Kind, Message, Notice, Payload, Request};
 use crate::options::Options;
-use crate::page::{Invalidating, MIGRATORY_MOST, Then};
+use crate::page::{Invalidating, Then};
+use vnuma_abi_dsm_wire::{
+    Access, Grant, MIGRATORY_MOST, Message, NodeId, NodeSet, Notice, PageId, Payload, Purpose, Request,
+    VERSION_MOST,
+};
 
 impl Node {
     pub(super) fn on_fault(&mut self, now: u64, page: PageId, write: bool, out: &mut Vec<Command>) {
@@ -52,8 +54,8 @@ impl Node {
             return;
         }
         if !entry.owner {
-            let kind = if want == Access::Write { Kind::Write } else { Kind::Read };
-            return self.request(page, kind, out);
+            let purpose = if want == Access::Write { Purpose::Write } else { Purpose::Read };
+            return self.request(page, purpose, out);
         }
         if want == Access::Write && !entry.copyset.is_empty() {
             // Others read what this node writes: the page does not migrate.
@@ -66,13 +68,13 @@ impl Node {
     }
 
     /// Sends a request to the node that is expected to know the owner.
-    pub(super) fn request(&mut self, page: PageId, kind: Kind, out: &mut Vec<Command>) {
+    pub(super) fn request(&mut self, page: PageId, purpose: Purpose, out: &mut Vec<Command>) {
         let (own, manager) = (self.own, self.manager(page));
         let hints = self.options.owner_hints;
         let entry = self.page(page);
-        entry.wanted = Some(kind);
+        entry.wanted = Some(purpose);
         let to = if hints || manager == own { entry.hint } else { manager };
-        let request = Request { page, requester: own, kind, have: entry.version };
+        let request = Request { page, requester: own, purpose, have: entry.version };
         self.send(to, Message::Request(request), out);
     }
 
@@ -138,7 +140,11 @@ impl Node {
         }
         // A request to write passed the manager or left its trace on the way; this one did not.
         let frozen = self.change.is_some();
-        if grant.owner && asked == Some(Kind::Read) && !frozen && manager != self.own && manager != grant.from
+        if grant.owner
+            && asked == Some(Purpose::Read)
+            && !frozen
+            && manager != self.own
+            && manager != grant.from
         {
             self.send(manager, Message::OwnerIs { page, owner: self.own, version: grant.version }, out);
         }
@@ -176,11 +182,11 @@ impl Node {
         let (own, members, acks) = (self.own, self.members, self.options.direct_acks);
         let entry = self.page(grant.page);
         let asked = match entry.wanted {
-            Some(Kind::Write) => grant.owner && grant.access == Access::Write,
-            Some(Kind::Read) => {
+            Some(Purpose::Write) => grant.owner && grant.access == Access::Write,
+            Some(Purpose::Read) => {
                 grant.access == Access::Read || (grant.owner && grant.access == Access::Write)
             }
-            Some(Kind::Prefetch) => grant.access == Access::Read && !grant.owner,
+            Some(Purpose::Prefetch) => grant.access == Access::Read && !grant.owner,
             None => false,
         };
         let base = match grant.payload {
@@ -190,7 +196,7 @@ impl Node {
         };
         let inside = grant.version <= VERSION_MOST && grant.migratory <= MIGRATORY_MOST;
         // Only a writer waits for others to drop their copies. The owner that sent it has none.
-        let waits = acks && grant.access == Access::Write && entry.wanted == Some(Kind::Write);
+        let waits = acks && grant.access == Access::Write && entry.wanted == Some(Purpose::Write);
         let others = members.without(own).without(grant.from);
         let copies = grant.copies.is_empty() || waits && grant.copies.is_subset(others);
         asked
@@ -217,7 +223,7 @@ impl Node {
 
     pub(super) fn on_refuse(&mut self, now: u64, from: NodeId, page: PageId, out: &mut Vec<Command>) {
         let entry = self.page(page);
-        if entry.wanted != Some(Kind::Prefetch) {
+        if entry.wanted != Some(Purpose::Prefetch) {
             return protest(from, Protest::UnexpectedAnswer, out);
         }
         entry.wanted = None;
@@ -249,7 +255,7 @@ impl Node {
             let next = PageId(next);
             let entry = self.page(next);
             if entry.access == Access::None && entry.wanted.is_none() && !entry.owner && !entry.poisoned {
-                self.request(next, Kind::Prefetch, out);
+                self.request(next, Purpose::Prefetch, out);
             }
         }
     }

@@ -17,10 +17,9 @@
 //! have arrived.
 
 use super::{Node, protest};
-use crate::command::{Command, Protest, StopReason};
-use crate::ids::{Epoch, NodeId, NodeSet, PageId};
-use crate::message::{Frame, Membership, Message, View};
+use crate::command::{Command, Frame, Protest, StopReason};
 use std::collections::BTreeMap;
+use vnuma_abi_dsm_wire::{Epoch, Membership, Message, NodeId, NodeSet, PageId, View};
 
 /// How far a change is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -27,15 +27,14 @@ mod owner;
 mod prefetch;
 mod recovery;
 
-use crate::command::{Command, Event, Protest};
-use crate::ids::{Access, Epoch, NodeId, NodeSet, PageId, Version};
+use crate::command::{Command, Event, Frame, Protest};
 use crate::managers::Managers;
-use crate::message::{Frame, Message, Notice, View};
 use crate::options::Options;
 use crate::page::{Page, State};
 use crate::table::Table;
 use membership::Change;
 use prefetch::Streams;
+use vnuma_abi_dsm_wire::{Access, Epoch, Message, NodeId, NodeSet, Notice, PageId, Version, View};
 
 /// One node's part of the protocol.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -202,7 +201,6 @@ impl Node {
                     self.on_notice(now, from, notice, out);
                 }
             }
-            Message::Notice(notice) => self.on_notice(now, from, notice, out),
             message => self.on_message(now, from, message, out),
         }
     }
@@ -292,7 +290,7 @@ impl Node {
     /// Sends a notice now, or with the next flush.
     fn notify(&mut self, to: NodeId, notice: Notice, out: &mut Vec<Command>) {
         if !self.options.batch_invalidations {
-            return self.send(to, Message::Notice(notice), out);
+            return self.send(to, Message::Notices(vec![notice]), out);
         }
         match self.held_back.iter_mut().find(|(node, _)| *node == to) {
             Some((_, notices)) => notices.push(notice),
@@ -314,9 +312,7 @@ impl Node {
     }
 
     fn notices(&self, to: NodeId, notices: Vec<Notice>) -> Command {
-        let message =
-            if notices.len() == 1 { Message::Notice(notices[0]) } else { Message::Notices(notices) };
-        Command::Send { to, frame: Frame { epoch: self.epoch, message } }
+        Command::Send { to, frame: Frame { epoch: self.epoch, message: Message::Notices(notices) } }
     }
 }
 

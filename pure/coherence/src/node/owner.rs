@@ -2,9 +2,10 @@
 
 use super::{Node, protest};
 use crate::command::{Command, Protest};
-use crate::ids::{Access, NodeId, NodeSet, PageId, Version};
-use crate::message::{Grant, Kind, Message, Payload, Request};
-use crate::page::{MIGRATORY, MIGRATORY_MOST, Page, Then};
+use crate::page::{MIGRATORY, Page, Then};
+use vnuma_abi_dsm_wire::{
+    Access, Grant, MIGRATORY_MOST, Message, NodeId, NodeSet, PageId, Payload, Purpose, Request, Version,
+};
 
 /// A migratory page is handed over write-protected whenever its version is a multiple of this.
 /// An owner that did not write it until the next request shows that the page does not migrate any more.
@@ -36,7 +37,7 @@ impl Node {
         match self.turn(now, page) {
             Turn::Now if idle => self.on_ready(page, request, out),
             // Nobody waits for a prefetch, so it does not wait either.
-            _ if request.kind == Kind::Prefetch => {
+            _ if request.purpose == Purpose::Prefetch => {
                 self.send(request.requester, Message::Refuse { page }, out)
             }
             _ => self.page(page).waiting_mut().queue.push_back(request),
@@ -60,7 +61,7 @@ impl Node {
         // The next owner keeps what reaches it. A reader may become the owner of a migratory page; if it forwarded
         // requests before it knows, they would go round in a circle.
         match entry.wanted {
-            Some(Kind::Write) => Turn::Wait,
+            Some(Purpose::Write) => Turn::Wait,
             Some(_) if migratory => Turn::Wait,
             _ => Turn::Now,
         }
@@ -96,14 +97,14 @@ impl Node {
             return self.send(request.requester, Message::Lost { page }, out);
         }
         if entry.owner {
-            return match request.kind {
-                Kind::Read if self.migrates(page) => self.transfer(page, request, NodeSet::EMPTY, out),
-                Kind::Read | Kind::Prefetch => self.share(page, request, out),
-                Kind::Write => self.give(page, request, out),
+            return match request.purpose {
+                Purpose::Read if self.migrates(page) => self.transfer(page, request, NodeSet::EMPTY, out),
+                Purpose::Read | Purpose::Prefetch => self.share(page, request, out),
+                Purpose::Write => self.give(page, request, out),
             };
         }
         let to = entry.hint;
-        if request.kind == Kind::Write {
+        if request.purpose == Purpose::Write {
             entry.hint = request.requester;
         }
         self.send(to, Message::Request(request), out);
@@ -164,7 +165,7 @@ impl Node {
     ) {
         let payload = self.payload(page, request.have);
         let entry = self.page(page);
-        let probe = request.kind != Kind::Write && entry.version.rem_euclid(PROBE_VERSIONS) == 0;
+        let probe = request.purpose != Purpose::Write && entry.version.rem_euclid(PROBE_VERSIONS) == 0;
         let before = entry.access;
         entry.access = Access::None;
         entry.copyset = NodeSet::EMPTY;

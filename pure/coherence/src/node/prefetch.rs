@@ -4,7 +4,7 @@
 //! A reader that faults on the page just behind its window has used the window; then the window doubles.
 //! An owner that refuses is using the page. What lies ahead is wanted by others then, and the window halves.
 
-use crate::ids::PageId;
+use vnuma_abi_dsm_wire::PageId;
 
 /// Readers that are followed at a time.
 const STREAMS: usize = 8;

@@ -5,8 +5,7 @@
 
 use super::Node;
 use crate::command::Command;
-use crate::ids::{Access, NodeId, NodeSet, PageId};
-use crate::message::{Entry, Holding, Membership, Message, View};
+use vnuma_abi_dsm_wire::{Access, Entry, Holding, Membership, Message, NodeId, NodeSet, PageId, View};
 
 /// Pages in one message.
 const PAGES: usize = 512;

@@ -342,9 +342,11 @@ impl Cluster {
             return;
         }
         if self.broken == Broken::SkipInvalidation
-            && let Message::Notice(Notice::Invalidate { page, .. }) = frame.message
+            && let Message::Notices(notices) = &frame.message
+            && let [Notice::Invalidate { page, .. }] = notices[..]
         {
-            let frame = Frame { epoch: frame.epoch, message: Message::Notice(Notice::Invalidated { page }) };
+            let frame =
+                Frame { epoch: frame.epoch, message: Message::Notices(vec![Notice::Invalidated { page }]) };
             self.network[usize::from(to.0) * count + from].push_back(Packet { frame, data: None });
             return;
         }

@@ -2,7 +2,7 @@
 
 use crate::{common::Packet, system::World};
 use std::collections::VecDeque;
-use vnuma_coherence::{Access, Kind, Message, Notice, PageId, Payload};
+use vnuma_coherence::{Access, Message, Notice, PageId, Payload, Purpose};
 
 /// A part, and what shows that it was used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,7 +83,7 @@ impl Part {
             }
             (Self::Told, Message::OwnerIs { owner, .. }) => usize::from(owner.0) != from,
             (Self::Delta, Message::Grant(grant)) => matches!(grant.payload, Payload::Delta { .. }),
-            (Self::Prefetch, Message::Request(request)) => request.kind == Kind::Prefetch,
+            (Self::Prefetch, Message::Request(request)) => request.purpose == Purpose::Prefetch,
             (Self::Refused, Message::Refuse { .. }) => true,
             (Self::Batch, Message::Notices(notices)) => notices.len() > 1,
             _ => false,
@@ -102,7 +102,6 @@ fn acknowledged(world: &World, to: usize) -> bool {
     let acknowledges = |packet: &Packet, page: PageId| {
         let named = |notice: &Notice| *notice == Notice::Invalidated { page };
         match &packet.frame.message {
-            Message::Notice(notice) => named(notice),
             Message::Notices(notices) => notices.iter().any(named),
             _ => false,
         }
@@ -117,7 +116,6 @@ fn invalidated(world: &World, to: usize, queue: &VecDeque<Packet>) -> bool {
     let invalidates = |packet: &Packet, of: PageId| {
         let named = |notice: &Notice| matches!(notice, Notice::Invalidate { page, .. } if *page == of);
         match &packet.frame.message {
-            Message::Notice(notice) => named(notice),
             Message::Notices(notices) => notices.iter().any(named),
             _ => false,
         }

@@ -1,14 +1,15 @@
 //! Names of things, and sets of nodes.
 
-pub use vnuma_abi_dsm_wire::Access;
+/// Most nodes of one DSM: a [`NodeSet`] is one word.
+pub const NODE_LIMIT: u8 = 64;
 
 /// A node of the DSM: 0 to 63.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(pub u8);
 
 impl NodeId {
-    /// Most nodes of one DSM: a [`NodeSet`] is one word.
-    pub const LIMIT: usize = 64;
+    /// [`NODE_LIMIT`].
+    pub const LIMIT: usize = NODE_LIMIT as usize;
 }
 
 /// A host page, by its number in the shared region.
