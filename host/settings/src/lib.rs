@@ -64,7 +64,7 @@ pub struct Source<'a> {
     text: &'a str,
 }
 
-/// Reads `path` and understands it with `parse`; without one, `default_path` if there is such a file, and the defaults if not.
+/// Reads `path` and parses it. Without a `path` it reads `default_path`, and returns the defaults if there is no such file.
 pub fn load<T: Default>(
     path: Option<&Path>,
     default_path: &str,
@@ -94,18 +94,18 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The line of a byte, from 1.
+/// Number of the line that has this byte, counted from 1.
 fn line(text: &[u8], offset: usize) -> usize {
     1 + text.iter().take(offset).filter(|&&byte| byte == b'\n').count()
 }
 
 impl<'a> Source<'a> {
-    /// `text` is what the file at `path` has.
+    /// `text` is the content of the file at `path`.
     pub fn new(path: &'a Path, text: &'a str) -> Self {
         Self { path, text }
     }
 
-    /// Has all keys of the file taken.
+    /// Parses the file and passes its top table to `take`. A key that `take` does not ask for is an error.
     pub fn read(
         &self,
         take: impl FnOnce(&mut Table<'_>) -> Result<(), SettingsError>,
@@ -114,7 +114,7 @@ impl<'a> Source<'a> {
         self.table(String::new(), root.into_inner(), take)
     }
 
-    /// Has all keys of a table taken: one that is left is not known.
+    /// Passes a table to `take`. A key that `take` does not ask for is an error.
     fn table<'t>(
         &'t self,
         prefix: String,
@@ -135,13 +135,13 @@ impl<'a> Source<'a> {
         SettingsError::Parse { path: self.path.into(), line, message }
     }
 
-    /// The error for what stands at `at`, if the parser does not know better where.
+    /// A parser's error, at its own position or, if it has none, at `at`.
     fn unreadable(&self, error: &toml::de::Error, at: usize) -> SettingsError {
         self.parse_error(error.message(), error.span().map_or(at, |span| span.start))
     }
 }
 
-/// A table of a file, whose keys are taken one after the other.
+/// A table of a file. Each key that is read is removed from it, so that those that are left are unknown keys.
 pub struct Table<'a> {
     source: &'a Source<'a>,
     /// What stands before its keys in messages.
@@ -152,7 +152,7 @@ pub struct Table<'a> {
 }
 
 impl<'a> Table<'a> {
-    /// The error for the value of `key`, or for a part of it.
+    /// The error that names `key`, the value that was found (or a part of it), and what is accepted.
     pub fn wrong<T>(
         &self,
         key: &str,
@@ -180,7 +180,7 @@ impl<'a> Table<'a> {
         self.left.remove(key)
     }
 
-    /// A value of any type, if it is given.
+    /// The value of a key, of any type. `None`: the file does not have the key.
     pub fn given<T: DeserializeOwned>(
         &mut self,
         key: &'static str,
@@ -193,7 +193,7 @@ impl<'a> Table<'a> {
         }
     }
 
-    /// The same, and puts it there.
+    /// Writes the value of a key to `place`, if the file has the key.
     pub fn set<T: DeserializeOwned>(
         &mut self,
         key: &'static str,
@@ -202,7 +202,7 @@ impl<'a> Table<'a> {
         self.given(key).map(|given| given.into_iter().for_each(|given| *place = given.into_inner()))
     }
 
-    /// The keys of a table in this one.
+    /// Passes the table `key` of this table to `take`, if the file has it.
     pub fn section(
         &mut self,
         key: &'static str,
@@ -219,7 +219,7 @@ impl<'a> Table<'a> {
         }
     }
 
-    /// A number that must be in `range`, and where it stands.
+    /// A number that must be in `range`, with its position in the file.
     pub fn number_at(
         &mut self,
         key: &'static str,
@@ -235,7 +235,7 @@ impl<'a> Table<'a> {
         }
     }
 
-    /// The same, if it is given, for `set`.
+    /// Passes a number that must be in `range` to `set`, if the file has the key.
     pub fn number(
         &mut self,
         key: &'static str,
@@ -248,7 +248,7 @@ impl<'a> Table<'a> {
         Ok(())
     }
 
-    /// The second of two words, or the first.
+    /// One of two words: true if it is the second.
     pub fn is_second(
         &mut self,
         key: &'static str,
@@ -258,7 +258,7 @@ impl<'a> Table<'a> {
         self.word(key, words).map(|given| given.into_iter().for_each(|at| *place = at == 1))
     }
 
-    /// Which one of these words is given.
+    /// Which of these words the key has, by position.
     pub fn word(
         &mut self,
         key: &'static str,
