@@ -56,7 +56,7 @@ impl Core {
         self.world.get(id).map_or_else(String::new, |managed| managed.name().to_owned())
     }
 
-    /// Plugging the channel has ended.
+    /// The channel was plugged, or could not be.
     pub(super) fn attached(&mut self, id: VmId, outcome: Result<u64, Refusal>) {
         if self.vm(id).is_none_or(|vm| vm.channel != ChannelState::Attaching) {
             return;
@@ -93,7 +93,7 @@ impl Core {
         self.refuse_first(id, Until::Attached, refusal);
     }
 
-    /// A publication has ended.
+    /// A publication was written, or failed.
     pub(super) fn published(&mut self, id: VmId, outcome: Result<u64, Refusal>) {
         match outcome {
             Ok(next) => {
@@ -110,7 +110,7 @@ impl Core {
         }
     }
 
-    /// Unplugging the channel has ended.
+    /// The channel was unplugged, or could not be.
     pub(super) fn detached(&mut self, id: VmId, outcome: Result<(), VmError>) {
         match outcome {
             Ok(()) | Err(VmError::NotAttached { .. }) => self.unplugged(id, ChannelEvent::DetachDone),
@@ -152,7 +152,7 @@ impl Core {
         Refusal::AskedAgain { source: error }
     }
 
-    /// The guest is asked no more.
+    /// Gives up asking the guest to release the device.
     pub(super) fn give_up_unplug(&mut self, id: VmId) {
         let name = self.name_of(id);
         let Some(unplug) = self.world.vm_mut(id).and_then(|(_, vm)| vm.unplug.as_mut()) else { return };
@@ -210,7 +210,7 @@ impl Core {
         self.world.add_step(id, Action::Recover(Reason::LeftBehind));
     }
 
-    /// Taking it over has ended.
+    /// The channel of an earlier vnumad was taken over, or could not be.
     pub(super) fn recovered(&mut self, id: VmId, outcome: Result<u64, Refusal>) {
         let event =
             outcome.as_ref().map_or(ChannelEvent::RecoverFailed, |next| ChannelEvent::Recovered(*next));

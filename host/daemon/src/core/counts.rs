@@ -1,4 +1,4 @@
-//! What was done to a VM, and what came of it: summed up for metrics, and forgotten with the VM.
+//! What was done to a VM, by outcome: sums for the metrics, dropped with the VM.
 
 use std::collections::BTreeMap;
 use vnuma_policy::{rehome::RehomePhase, sizing::ResizePhase};
@@ -46,7 +46,7 @@ impl VmCounts {
         }
     }
 
-    /// The same of a change of size.
+    /// Counts a change of size that has ended; one that goes on is not counted yet.
     pub(super) fn resize(&mut self, phase: &ResizePhase) {
         if let Some(count) = self.resizes.get_mut(phase.name()) {
             *count += 1;

@@ -6,12 +6,12 @@
 pub(super) struct Epochs(u32);
 
 impl Epochs {
-    /// Those after `first`.
+    /// Epochs that follow `first`.
     pub(super) fn after(first: u32) -> Self {
         Self(first)
     }
 
-    /// The next one, never 0.
+    /// The next epoch, never 0.
     pub(super) fn take(&mut self) -> u32 {
         self.0 = self.0.checked_add(1).unwrap_or(1);
         self.0

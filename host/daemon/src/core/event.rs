@@ -277,7 +277,7 @@ pub enum Command {
     Ask(ConnectionId, Ask),
     /// Have a VM migrated: where to, and whether with post-copy. [`Report::MigrationBegun`] answers.
     Migrate(ConnectionId, String, bool),
-    /// Have a memory device of this guest node, by its id, offer its guest so much; [`Report::Resized`] answers.
+    /// Have a memory device of this guest node, by its id, offer its guest so many bytes; [`Report::Resized`] answers.
     Resize(ConnectionId, GuestNodeId, String, u64),
     /// Publish to a guest; [`Event::Published`] answers.
     Publish(VmId, u64, Publication),
@@ -396,7 +396,7 @@ pub enum Command {
 }
 
 impl Ask {
-    /// Does it change the VM?
+    /// Does the hypervisor change the VM when it is asked for this?
     pub fn acts(&self) -> bool {
         match self {
             Self::Describe | Self::Probe | Self::LookAtMigration => false,

@@ -1,4 +1,4 @@
-//! Where the memory of VMs is, and what becomes of it when it is displaced.
+//! Where the memory of VMs is, and how displaced memory comes home.
 
 use super::{
     Core,
@@ -17,10 +17,10 @@ use vnuma_policy::{
 };
 
 impl Core {
-    /// Somebody wants to see where a VM's memory is.
+    /// A client asks where a VM's memory is.
     pub(super) fn want_memory_shown(&mut self, name: &str) -> Taken {
         let id = self.with_guest_nodes(name)?;
-        // Otherwise what was seen a moment ago has to do.
+        // If another look would cost too much, the last one is shown.
         let observed = self.world.observe_now(id, self.now_ns);
         Ok((id, observed.then_some(Until::MemoryObserved)))
     }

@@ -13,23 +13,23 @@ use vnuma_model::{ApicId, HostTopology, VcpuLocation};
 use vnuma_policy::world::{HostReading, Move, TaskId, VcpuReading, VmId};
 use vnuma_process::ActError;
 
-/// With each of so many resyncs (every 30 s by default) threads are looked at that are read once a period as well: to try again to
-/// watch what could not be watched.
+/// Every so many resyncs (30 s by default) all threads are looked at, those that periods read included: threads that could not be
+/// watched are tried again then.
 const LOOK_AT_ALL: u32 = 15;
 
 /// When threads were looked at.
 #[derive(Debug)]
 pub(super) struct Looked {
-    /// Resyncs since all of them were, by a command.
+    /// Resyncs since a command had all threads looked at.
     resyncs: u32,
-    /// By the last period, and these by it, in rising order.
+    /// When the last period read threads, and which, in rising order.
     read_ns: u64,
     read: Vec<i32>,
-    /// The last resync.
+    /// When the last resync was.
     resync_ns: u64,
-    /// Resyncs since it was looked for scx_vnuma.
+    /// Resyncs since the last look for scx_vnuma.
     unlooked: u32,
-    /// Most between two descriptions of a VM whose memory is not bound.
+    /// Longest time between two descriptions of a VM whose memory is not bound.
     pub describe_ns: u64,
 }
 
@@ -41,7 +41,7 @@ impl Default for Looked {
 }
 
 impl Looked {
-    /// With a resync: is it time to look for scx_vnuma, with each of so many?
+    /// Counts a resync. True at every `each`-th one, which is when scx_vnuma is looked for.
     pub(super) fn is_scheduler_due(&mut self, each: u32) -> bool {
         self.unlooked = self.unlooked.saturating_add(1);
         let due = self.unlooked >= each;
@@ -52,7 +52,7 @@ impl Looked {
     }
 }
 
-/// Where a period shows a vCPU. It began before that was read, so that any event from then on counts as newer.
+/// Where a period has seen a vCPU. The time is that of the period's begin, so that events since then count as newer.
 fn location(host: &HostTopology, seen: &VcpuReading, began_ns: u64) -> Option<VcpuLocation> {
     let (cpu, allowed) = (seen.cpu?, seen.allowed.as_ref()?);
     let (node, pinned) = (host.node_of_cpu(cpu)?, host.node_of_cpus(allowed));
@@ -60,13 +60,13 @@ fn location(host: &HostTopology, seen: &VcpuReading, began_ns: u64) -> Option<Vc
 }
 
 impl Core {
-    /// Has all threads looked at.
+    /// Orders a look at all threads.
     pub(super) fn look_at_all(&mut self) {
         self.looked.resyncs = 0;
         self.look(|_| true);
     }
 
-    /// The same, but for those that a period has shown since the last resync.
+    /// Orders a look at the threads that no period has read since the last resync.
     pub(super) fn look_at_unread(&mut self) {
         let resync_ns = std::mem::replace(&mut self.looked.resync_ns, self.now_ns);
         self.looked.resyncs += 1;
@@ -90,7 +90,7 @@ impl Core {
         }
     }
 
-    /// A period shows where threads are.
+    /// Takes the locations that a period has read.
     pub(super) fn read_locations(&mut self, reading: &HostReading) {
         let mut read = std::mem::take(&mut self.looked.read);
         read.clear();
@@ -133,7 +133,7 @@ impl Core {
         self.ask_if_connected(id, Ask::Describe);
     }
 
-    /// A move has ended, one way or the other.
+    /// A move of a vCPU has succeeded or failed.
     pub(super) fn moved(&mut self, task: TaskId, outcome: Result<Option<VcpuLocation>, ActError>) {
         let id = task.vm;
         let Some((host, vm)) = self.world.vm_mut(id) else { return };

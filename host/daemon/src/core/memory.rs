@@ -13,7 +13,7 @@ use vnuma_policy::{
 };
 
 impl Core {
-    /// Memory was moved, or could not be. The move goes on, or has ended.
+    /// The thread that moves pages reports how far it is. `ended`: the move is over.
     pub(super) fn memory_moved(&mut self, task: TaskId, moved: MemoryMoved, ended: bool) {
         let (id, now_ns) = (task.vm, self.now_ns);
         let Some(last) = self.world.memory_moved(task, moved, ended, now_ns) else { return };
@@ -31,7 +31,7 @@ impl Core {
         }
     }
 
-    /// A policy has no more to say: the move that is under way ends, if it has such a reason.
+    /// Ends the move that is under way if `is_its` holds for its reason.
     pub(super) fn stop_memory(&mut self, id: VmId, is_its: impl FnOnce(&MemoryReason) -> bool) {
         let begun = self.vm(id).and_then(|vm| vm.scheduling.memory.task.begun());
         if begun.is_some_and(|begun| is_its(&begun.order.why)) {

@@ -24,26 +24,26 @@ use vnuma_policy::{
     world::{ChannelState, LinkEvent, Vm, VmId, has_left},
 };
 
-/// Migrations of VMs that are gone, which can still be asked for.
+/// How many migrations of VMs that are gone are kept, for clients that ask.
 const REMEMBERED: usize = 64;
 
 /// Migrations that have ended.
 #[derive(Default)]
 pub(super) struct Migrated {
-    /// The last ones of VMs that are gone.
+    /// The last migrations of VMs that are gone.
     last: VecDeque<api::Migration>,
-    /// By what came of them.
+    /// How many have ended, by outcome.
     counts: BTreeMap<&'static str, u64>,
 }
 
 impl Migrated {
-    /// Counts one. One that was under way when its VM ended has failed.
+    /// Counts a migration that has ended. If it was under way when its VM ended, it has failed.
     fn count(&mut self, phase: Phase) {
         let phase = if phase.is_over() { phase } else { Phase::Failed };
         *self.counts.entry(phase.name()).or_default() += 1;
     }
 
-    /// How many there were, by what came of them.
+    /// How many have ended, by outcome.
     pub(super) fn counts(&self) -> BTreeMap<&'static str, u64> {
         let mut all = none_of([Phase::Done, Phase::Cancelled, Phase::Failed].map(Phase::name));
         all.extend(&self.counts);
@@ -133,7 +133,7 @@ impl Core {
         }
     }
 
-    /// Something happened to a migration, if there is one.
+    /// Passes an event to the VM's migration, if there is one.
     pub(super) fn migration_event(&mut self, id: VmId, event: MigrationEvent) {
         let now_ns = self.now_ns;
         self.change_migration(id, |migration| migration.on(event, now_ns));
@@ -153,7 +153,7 @@ impl Core {
         }
     }
 
-    /// Its channel is not there any more, or is not to be had now.
+    /// The channel cannot be detached for a migration: it is gone already, or another request uses it.
     pub(super) fn cannot_release(&mut self, id: VmId) {
         let event = match self.vm(id).map(|vm| vm.channel) {
             Some(ChannelState::Detached) => MigrationEvent::Released,
@@ -193,7 +193,7 @@ impl Core {
         self.link_event(id, LinkEvent::Lost { problem: None, known: false, at_once: false, now_ns });
     }
 
-    /// A VM is gone: what became of its migration can still be asked for.
+    /// Keeps the migration of a VM that is gone, for clients that ask.
     pub(super) fn remember_migration(&mut self, mut vm: Vm) {
         let Some(mut migration) = vm.migration.take() else { return };
         let over = migration.phase().is_over();
@@ -218,11 +218,11 @@ impl Core {
         self.migration_event(id, event);
     }
 
-    /// Telling it to begin has ended.
+    /// QEMU has answered the order to begin, or has not in time.
     pub(super) fn migration_begun(&mut self, id: VmId, outcome: Result<(), VmError>) {
         let event = match outcome {
             Ok(()) => MigrationEvent::Begun(Ok(())),
-            // Before it was told.
+            // The order did not reach QEMU.
             Err(error @ VmError::Silent { .. }) => MigrationEvent::Busy(error.to_string()),
             Err(VmError::Timeout { vm, command, limit_ms }) if command != "migrate" => {
                 MigrationEvent::Busy(VmError::Timeout { vm, command, limit_ms }.to_string())
@@ -277,7 +277,7 @@ impl Core {
         }
     }
 
-    /// Has the mark taken away. If that fails it is tried again when somebody detaches the VM.
+    /// Orders the mark to be removed. If that fails, it is tried again when an operator detaches the VM.
     pub(super) fn unmark(&mut self, id: VmId) {
         if self.vm(id).is_some_and(|vm| vm.marked) {
             self.world.add_step(id, Action::Mark(false, Reason::NotMarked));
@@ -292,7 +292,7 @@ impl Core {
         all.into_iter().for_each(|id| self.ask_if_connected(id, Ask::Describe));
     }
 
-    /// A VM that is marked could not be attached. It is said once.
+    /// A marked VM could not be attached. Each reason is logged once.
     pub(super) fn attach_marked_failed(&mut self, id: VmId, problem: String) {
         if self.state(id).attach_problem.replace(problem.clone()).as_ref() == Some(&problem) {
             return;
@@ -302,14 +302,14 @@ impl Core {
         self.migration_event(id, MigrationEvent::AttachFailed(problem));
     }
 
-    /// It is attached, for whomever.
+    /// A VM is attached, whether an operator or its mark wanted that.
     pub(super) fn attached_again(&mut self, id: VmId) {
         self.state(id).attach_problem = None;
         self.migration_event(id, MigrationEvent::Attached);
         self.unmark(id);
     }
 
-    /// A VM was described that waited for its guest when it was described before: what was known of its vCPUs is of nobody's choice.
+    /// The guest of a VM has arrived by a migration. Nobody here has chosen the nodes of its vCPUs.
     pub(super) fn arrived(&mut self, id: VmId) {
         let Some((_, vm)) = self.world.vm_mut(id) else { return };
         vm.assigned.clear();
@@ -324,7 +324,7 @@ pub(super) fn has_arrived(before: &Vm, description: &VmDescription) -> bool {
     before.waits() && description.run_state != before.description.run_state && !has_left(description)
 }
 
-/// It may do the same later.
+/// The same request may succeed later.
 fn is_busy(error: &VmError) -> bool {
     error.may_be_answered() || lost(error) || matches!(error, VmError::Silent { .. })
 }

@@ -71,11 +71,11 @@ use vnuma_policy::{
     world::{Vm, VmId},
 };
 
-/// Everything that is known, and what follows from it.
+/// The state of the loop: all that is known, and the requests that wait.
 pub struct Core {
     world: World,
     policies: Policies,
-    /// What these remember.
+    /// What the policies remember.
     memories: Memories,
     epochs: epochs::Epochs,
     /// Which VM is meant.
@@ -120,7 +120,7 @@ impl Core {
         }
     }
 
-    /// Has VMs whose memory is not bound described at the latest after so long.
+    /// Sets the longest time between two descriptions of a VM whose memory is not bound.
     pub fn describing_every(mut self, interval: Duration) -> Self {
         self.looked.describe_ns = interval.as_nanos() as u64;
         self
@@ -174,7 +174,7 @@ impl Core {
         self.migrated.counts()
     }
 
-    /// All that is known, to be looked at.
+    /// All that is known.
     pub fn world(&self) -> &World {
         &self.world
     }
@@ -234,7 +234,7 @@ impl Core {
         self.look_at_all();
     }
 
-    /// Repairs what a lost event left wrong.
+    /// Repairs what a lost event has left wrong.
     fn resync(&mut self) {
         self.look_at_unread();
         self.describe_unbound();

@@ -8,7 +8,7 @@ use vnuma_model::CpuSet;
 use vnuma_policy::world::TaskId;
 
 impl Core {
-    /// They are kept there, or not.
+    /// These threads were confined to the CPUs of their vCPUs, or could not be.
     pub(super) fn followed(&mut self, task: TaskId, outcome: Result<Followed, String>) {
         let Some((_, vm)) = self.world.vm_mut(task.vm) else { return };
         let name = vm.name().to_owned();

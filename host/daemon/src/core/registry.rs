@@ -18,12 +18,12 @@ pub(super) struct Registry {
     pub connections: HashMap<ConnectionId, VmId>,
     /// Which vCPU a thread runs.
     pub threads: BTreeMap<i32, (VmId, ApicId)>,
-    /// Why VMs could not be listed, the last time.
+    /// Why the last attempt to list VMs failed.
     pub scan_problem: Option<String>,
 }
 
 impl Registry {
-    /// A number that nothing else has had.
+    /// A number that was not used before.
     pub(super) fn fresh_id(&mut self) -> u64 {
         self.last_id += 1;
         self.last_id

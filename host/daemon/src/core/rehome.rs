@@ -14,11 +14,11 @@ use vnuma_policy::{
     world::{RehomeWish, Vm, VmId},
 };
 
-/// What was described so lately is shown as it is: everybody may ask.
+/// A description younger than this is shown again: any client may ask, and each description costs QEMU time.
 const SHOWN_NS: u64 = 1_000_000_000;
 
 impl Core {
-    /// Somebody wants to see how far a re-home is.
+    /// A client asks how far a re-home is.
     pub(super) fn want_rehome_shown(&mut self, name: &str) -> Taken {
         let id = self.with_guest_nodes(name)?;
         let now_ns = self.now_ns;
@@ -31,7 +31,7 @@ impl Core {
         Ok((id, described.then_some(Until::Described)))
     }
 
-    /// Bound memory is described seldom, and what is there decides.
+    /// VMs with bound memory are rarely described again, but a re-home needs to know where the memory is now.
     pub(super) fn describe_first(&mut self, id: VmId, then: Then) {
         self.wait(id, Until::Described, then);
         self.describe(id);
@@ -44,7 +44,7 @@ impl Core {
         self.ask_if_connected(id, Ask::Describe);
     }
 
-    /// An operator wants a guest node to have another home. What is free, and what keeps memory, is looked at first.
+    /// An operator wants another home for a guest node. The VM is described and its memory looked at first.
     pub(super) fn check_rehome(&self, name: &str, wish: &RehomeWish) -> Result<VmId, Refusal> {
         let id = self.with_guest_nodes(name)?;
         let present = self.vm(id).map(|vm| vm.placement.guest_nodes().to_vec()).unwrap_or_default();
@@ -70,7 +70,7 @@ impl Core {
         Ok((id, None))
     }
 
-    /// Begins with it, or plans it only.
+    /// Begins a re-home. A dry run only returns what would be done.
     pub(super) fn begin_rehome(&mut self, id: VmId, wish: RehomeWish) -> Result<Option<Rehome>, Refusal> {
         let Some(vm) = self.vm(id) else { return Err(Refusal::Ended { vm: "the VM".to_owned() }) };
         let name = vm.name().to_owned();
@@ -88,7 +88,7 @@ impl Core {
         if wish.dry_run {
             return Ok(Some(rehome));
         }
-        // What a policy moves ends first.
+        // Moves of policies end first.
         if self.world.stop_rehome(id) {
             self.state(id).counts.rehome(&RehomePhase::Stopped);
         }
@@ -103,7 +103,7 @@ impl Core {
         Ok(None)
     }
 
-    /// Takes a re-home on.
+    /// Stores the next state of a re-home, and logs it if its phase is another one.
     pub(super) fn take_rehome_on(&mut self, id: VmId, rehome: Rehome) {
         if self.world.rehome_changed(id, rehome.clone()) {
             self.log_rehome(id, &rehome);

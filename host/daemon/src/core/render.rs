@@ -22,7 +22,7 @@ use vnuma_policy::{
     },
 };
 
-/// Whether it is shown. A handle behind which nothing has answered yet is not.
+/// Whether a VM is shown: not before anything behind its handle has answered.
 pub(super) fn is_shown(managed: &ManagedVm) -> bool {
     managed.vm.is_some() || problem(managed).is_some()
 }
@@ -134,7 +134,7 @@ fn stuck(vm: &Vm) -> Option<String> {
     Some(format!("the guest does not run ({state}): {why}"))
 }
 
-/// Whether the channel's device was to go, and is there.
+/// Whether the channel's device was to be unplugged, and is still plugged.
 fn kept(vm: &Vm) -> Option<String> {
     let unplug = vm.unplug.as_ref().filter(|unplug| unplug.ignored() > 0)?;
     let (times, then) = (

@@ -17,7 +17,7 @@ use vnuma_policy::world::{
 };
 use vnuma_policy::{Action, Reason};
 
-/// What a request waits for, if for anything; or why it is refused.
+/// The VM of a request and what it waits for, if for anything; or why it is refused.
 pub(super) type Taken = Result<(VmId, Option<Until>), Refusal>;
 
 impl Core {
@@ -72,7 +72,7 @@ impl Core {
         }
     }
 
-    /// Begins with a request, and answers it with what there is then, or when what it waits for has come about.
+    /// Takes a request. It is answered at the end of this step, or when what it waits for has happened.
     fn take<T: Send + 'static>(
         &mut self,
         to: ReplyTo<T>,

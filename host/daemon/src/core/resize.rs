@@ -17,7 +17,7 @@ use vnuma_policy::{
 };
 
 impl Core {
-    /// An operator wants a guest node to have another size. What it has, and what is free, is looked at first.
+    /// An operator wants another size for a guest node. The VM is described and its memory looked at first.
     pub(super) fn check_resize(&self, name: &str, wish: &ResizeWish) -> Result<VmId, Refusal> {
         let id = self.with_guest_nodes(name)?;
         let present = self.vm(id).map(|vm| vm.placement.guest_nodes().to_vec()).unwrap_or_default();
@@ -28,7 +28,7 @@ impl Core {
         Ok(id)
     }
 
-    /// A VM was described: what it has is looked at, if its sizes are left to vnumad.
+    /// A VM was described. If vnumad sizes its guest nodes, a look at its memory is due.
     pub(super) fn sizes_described(&mut self, id: VmId) {
         let (now_ns, policies) = (self.now_ns, self.policies);
         if let Some((_, vm)) = self.world.vm_mut(id)
@@ -39,7 +39,7 @@ impl Core {
         }
     }
 
-    /// Begins with it, or plans it only.
+    /// Begins a change of size. A dry run only returns what would be done.
     pub(super) fn begin_resize(&mut self, id: VmId, wish: &ResizeWish) -> Result<Option<Resize>, Refusal> {
         let Some(vm) = self.vm(id) else { return Err(Refusal::Ended { vm: "the VM".to_owned() }) };
         let (name, guest_node, now_ns) = (vm.name().to_owned(), wish.guest_node, self.now_ns);
@@ -71,13 +71,13 @@ impl Core {
         Ok((id, None))
     }
 
-    /// A change begins, or is at another step.
+    /// Stores the next state of a change of size, and logs it.
     pub(super) fn take_resize_on(&mut self, id: VmId, resize: &Resize) {
         self.world.resize_changed(id, resize.clone(), self.now_ns);
         self.log_resize(id, resize);
     }
 
-    /// QEMU was asked for a size.
+    /// QEMU has answered a request for a size.
     pub(super) fn resize_answered(&mut self, id: VmId, node: GuestNodeId, outcome: Result<(), VmError>) {
         match outcome {
             Ok(()) => drop(self.world.resize_answered(id, node, Ok(()), self.now_ns)),
@@ -92,7 +92,7 @@ impl Core {
         }
     }
 
-    /// An event of QEMU that says how much a guest has may be lost.
+    /// Describes VMs whose sizes change: QEMU's event for that may have been lost.
     pub(super) fn describe_resized(&mut self) {
         let resized = |managed: &ManagedVm| managed.vm.as_ref().is_some_and(Vm::is_resized);
         let all: Vec<_> = self.world.iter().filter(|(_, m)| resized(m)).map(|(id, _)| id).collect();

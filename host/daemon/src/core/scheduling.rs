@@ -170,7 +170,7 @@ impl Core {
         Policy::stealing_of_host(vms.map(|vm| vm.scheduling.policy))
     }
 
-    /// A VM's policy does not act any more.
+    /// The policy of a VM does not act any more: scx_vnuma forgets its vCPUs.
     fn release(&mut self, id: VmId) {
         if let Some(pid) = self.states.get_mut(&id).and_then(|state| state.ranked.take()) {
             self.unrank(id, pid);
@@ -221,7 +221,7 @@ impl Core {
         self.log(Level::Info, line);
     }
 
-    /// Steps have been made, or not.
+    /// Masks were set, or could not be.
     pub(super) fn confined(&mut self, task: TaskId, outcomes: Vec<(ApicId, Result<Made, ActError>)>) {
         let id = task.vm;
         // It may have been the last one that a policy confined.
@@ -342,19 +342,19 @@ impl Core {
         self.recount(id);
     }
 
-    /// A VM's threads may be others now.
+    /// The threads of a VM may have changed: they are counted anew.
     pub(super) fn recount(&mut self, id: VmId) {
         self.counting.changed.insert(id);
     }
 
-    /// Has threads counted while some VM needs it: those of all VMs, as all of them take CPU time and caches.
+    /// Counts the threads of all VMs while any VM needs it, as all of them take CPU time and caches.
     pub(super) fn count(&mut self) {
         for id in self.counting.changed.iter().copied().collect::<Vec<_>>() {
             let vm = self.world.get(id).and_then(|managed| managed.vm.as_ref());
             if vm.is_some_and(|vm| vm.scheduling.wants_readings()) {
                 self.counting.because.insert(id);
             } else {
-                // No period follows that would do it.
+                // No period follows that would tell scx_vnuma.
                 self.release(id);
                 self.counting.because.remove(&id);
             }

@@ -20,7 +20,7 @@ pub(crate) struct VmUse {
 }
 
 impl Core {
-    /// What each VM has that is known.
+    /// What each known VM has of the host.
     pub(crate) fn uses(&self) -> Vec<VmUse> {
         self.world.iter().filter_map(|(_, managed)| managed.vm.as_ref()).map(of).collect()
     }

@@ -5,16 +5,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use vnuma_model::{ApicId, GuestNodeId};
 use vnuma_policy::world::VmId;
 
-/// It is made when the VM is found, and dropped whole when it goes.
+/// State of a VM. It is made when the VM is found, and dropped whole when the VM goes.
 #[derive(Default)]
 pub(super) struct VmState {
     /// Threads that are watched.
     pub watched: Vec<i32>,
-    /// Its process and threads as they were when it was ordered to count them, if it was.
+    /// The process and threads that the last order to count named, if there was one.
     pub counted: Option<(i32, Vec<(ApicId, i32)>)>,
     /// Its process, if scx_vnuma was told of its threads.
     pub ranked: Option<i32>,
-    /// Why steps of its policy were not made, the last time.
+    /// Why the last steps of its policy failed, by vCPU.
     pub confine_problems: BTreeMap<ApicId, String>,
     /// The vCPU that was replugged last, its number since then, and the guest node it went to.
     pub replugged: Option<(ApicId, ApicId, GuestNodeId)>,
@@ -27,11 +27,11 @@ pub(super) struct VmState {
 /// VMs whose threads are counted.
 #[derive(Default)]
 pub(super) struct Counting {
-    /// VMs whose threads may have changed since it was ordered.
+    /// VMs whose threads may have changed since the last order.
     pub changed: BTreeSet<VmId>,
-    /// VMs because of which threads are counted.
+    /// VMs that need threads to be counted: they have a policy, or masks of one.
     pub because: BTreeSet<VmId>,
-    /// Threads are counted, as some VM has a policy.
+    /// Threads are counted.
     pub on: bool,
 }
 

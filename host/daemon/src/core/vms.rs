@@ -25,7 +25,7 @@ use vnuma_policy::{Action, Reason, migration::MigrationEvent};
 const YOUNG_PART: u64 = 15;
 
 impl Core {
-    /// The backends listed what there is.
+    /// The backends have listed their VMs.
     pub(super) fn scanned(&mut self, candidates: Vec<VmCandidate>) {
         self.registry.scan_problem = None;
         let listed: HashSet<&str> = candidates.iter().map(|candidate| candidate.handle.as_str()).collect();
@@ -413,7 +413,7 @@ impl Core {
         self.unwatch_process(id);
     }
 
-    /// The same, but its process stays watched, as it belongs to the VM that replaces this one.
+    /// Forgets a VM and keeps its process watched, as that belongs to the VM that replaces this one.
     fn drop_vm(&mut self, id: VmId, ended: bool) {
         self.watch_only(id, &[]);
         let Some(vm) = self.world.get_mut(id).and_then(|managed| managed.vm.take()) else { return };
@@ -446,7 +446,7 @@ impl Core {
         self.announce(api::Event::Gone { vm: name, time_ns: self.now_ns });
     }
 
-    /// A handle without a known VM is not listed any more.
+    /// Forgets a handle that has no known VM and is not listed any more.
     fn forget_handle(&mut self, id: VmId) {
         self.unwatch_process(id);
         self.registry.twins.remove(&id);
@@ -508,7 +508,7 @@ impl Core {
     pub(super) fn process_ended(&mut self, id: VmId, pid: i32) {
         let Some(managed) = self.world.get(id) else { return };
         if managed.process.is_some_and(|process| process.pid == pid) {
-            // Whoever manages it knows whether it has ended or left, and the connection reports that.
+            // Its manager knows whether it has ended or left, and the connection reports that.
             if managed.vm.as_ref().is_some_and(Vm::is_migrating) && managed.link.connection().is_some() {
                 return;
             }

@@ -62,7 +62,7 @@ pub(super) enum Then {
     Resize(ResizeWish, ReplyTo<api::Sizes>),
 }
 
-/// One that waits.
+/// A request that waits.
 pub(super) struct Waiting {
     pub vm: VmId,
     pub until: Until,
@@ -103,12 +103,12 @@ impl WaitingList {
 }
 
 impl Core {
-    /// Has a request wait.
+    /// Adds a request to those that wait.
     pub(super) fn wait(&mut self, vm: VmId, until: Until, then: Then) {
         self.waiting.0.push(Waiting { vm, until, then });
     }
 
-    /// What these have waited for has come about.
+    /// What these requests have waited for has happened.
     pub(super) fn reached(&mut self, id: VmId, until: Until) {
         for Waiting { then, .. } in self.waiting.take(id, until) {
             match then {
@@ -120,7 +120,7 @@ impl Core {
         }
     }
 
-    /// Whoever may act decides what it costs: what was free at the last look would refuse, or allow, for minutes.
+    /// An authorised request gets a fresh look, whatever it costs: by an old one it could be refused or allowed wrongly for minutes.
     fn observe_before(&mut self, id: VmId, then: Then) {
         if let Some((_, vm)) = self.world.vm_mut(id) {
             vm.homing.rests_until_ns = 0;
@@ -146,7 +146,7 @@ impl Core {
         }
     }
 
-    /// It does not come about. A policy that wants another home is not answered.
+    /// Refuses a request. A policy that wants another home gets no answer.
     pub(super) fn refuse(&mut self, then: Then, refusal: Refusal) {
         match then {
             Then::Answer(due) => self.replies.push((due, Some(refusal))),
@@ -158,14 +158,14 @@ impl Core {
         }
     }
 
-    /// What these have waited for does not come about.
+    /// What these requests wait for will not happen.
     pub(super) fn refuse_waiting(&mut self, holds: impl Fn(&Waiting) -> bool, refusal: impl Fn() -> Refusal) {
         for waiting in self.waiting.take_if(holds) {
             self.refuse(waiting.then, refusal());
         }
     }
 
-    /// The same, where one is told why, and the others how things are now.
+    /// Refuses the first of those that wait for this; the others are answered with the present state.
     pub(super) fn refuse_first(&mut self, id: VmId, until: Until, refusal: Refusal) {
         let mut refusal = Some(refusal);
         for Waiting { then, .. } in self.waiting.take(id, until) {

@@ -40,7 +40,7 @@ pub(in crate::core) fn vm_memory(
     }
 }
 
-/// How it is known how hot displaced memory is, for a policy that wants to know.
+/// For a policy that uses heat: how the heat of displaced memory is known.
 fn hotness(vm: &Vm, policies: &Policies, now_ns: u64) -> Option<api::HotnessWatch> {
     if vm.homing.policy != MemoryPolicy::Adaptive || !policies.memory.hotness {
         return None;
@@ -56,7 +56,7 @@ fn hotness(vm: &Vm, policies: &Policies, now_ns: u64) -> Option<api::HotnessWatc
     })
 }
 
-/// How hot that of the displaced memory is which can be moved.
+/// The heat of the displaced memory that can be moved.
 fn displaced_hotness(samples: &[&AreaSample], home: HostNodeId, known: &Hotness) -> api::Hotness {
     let shares: Vec<Shares> = samples.iter().map(|sample| known.shares(sample, home)).collect();
     let sum = |of: &dyn Fn(&Shares) -> Estimate| bytes(Estimate::sum(shares.iter().map(of)));
@@ -128,7 +128,7 @@ fn places(samples: &[&AreaSample]) -> Vec<api::MemoryPlace> {
     places.into_iter().map(place).collect()
 }
 
-/// What of the displaced memory cannot be moved, by reason: `whole` is what keeps all of a part.
+/// Displaced memory that cannot be moved, by reason. `whole`: what keeps all of a part.
 fn unmovable(
     samples: &[&AreaSample],
     home: HostNodeId,
