@@ -42,7 +42,7 @@ impl AccessSampling {
     }
 }
 
-/// Of a thread.
+/// The samples of a thread.
 #[derive(Debug)]
 pub(super) struct Sampled {
     samples: ThreadSamples,

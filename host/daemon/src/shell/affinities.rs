@@ -32,7 +32,7 @@ pub(super) struct Move {
     pub(super) cpus: CpuSet,
 }
 
-/// What is to be done, one after the other.
+/// Orders. They are carried out one after the other.
 #[derive(Debug)]
 pub(super) enum Order {
     /// An operator's move; [`Event::Moved`] follows.
@@ -62,7 +62,7 @@ pub(super) enum Order {
     ForgetProcess(i32),
     /// Threads that a policy schedules, and no others of that process; and which of all idle CPUs take.
     Rank { pid: i32, pidfd: Option<Arc<OwnedFd>>, vcpus: Vec<Ranked>, stealing: Steal },
-    /// Is scx_vnuma loaded? [`Event::Switched`] follows if that has changed.
+    /// Look whether scx_vnuma is loaded. [`Event::Switched`] follows if that has changed.
     Look,
 }
 
@@ -99,12 +99,12 @@ impl AffinitySetter {
         Ok(Self { worker, health })
     }
 
-    /// How places are set.
+    /// How places of policies are set: by scx_vnuma or by affinities, and why.
     pub(super) fn health(&self) -> api::PlaceSetting {
         self.health.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Queues something to do.
+    /// Queues an order.
     pub(super) fn order(&self, order: Order) {
         // Fails only if the thread has panicked, which ends vnumad.
         let _ = self.worker.send(order);

@@ -40,8 +40,8 @@ pub(crate) enum Message {
     Event(Event),
     /// A worker reports.
     Worker(ConnectionId, report::Report),
-    /// Threads of a process were pinned by its VM's manager, or were not. Of these no mask is kept any more, nor does scx_vnuma
-    /// have them. Carries the event for the core.
+    /// The VM's manager has pinned vCPUs of a process, or could not. The record and scx_vnuma forget the threads that are listed.
+    /// Carries the event for the core.
     Pinned(i32, Vec<i32>, Event),
     /// How many pins of a VM were given back, before the masks that are recorded of its process.
     Unpinned(TaskId, i32, Option<Arc<OwnedFd>>, Result<usize, String>),
@@ -60,13 +60,13 @@ pub(crate) enum ApiRequest {
     Uses(oneshot::Sender<Vec<VmUse>>),
     /// The daemon itself.
     Daemon(oneshot::Sender<api::Daemon>),
-    /// What has happened so far, summed up.
+    /// Sums of what has happened so far.
     Totals(oneshot::Sender<Totals>),
     /// Events of these kinds from now on; all, if none is named.
     Watch(Vec<api::EventKind>, oneshot::Sender<mpsc::Receiver<api::Event>>),
-    /// What the policies are given, from now on.
+    /// The input of the policies, each period from now on.
     Record(oneshot::Sender<mpsc::Receiver<api::Observation>>),
-    /// Something done.
+    /// A request that the core carries out.
     Act(Request),
 }
 
@@ -123,7 +123,7 @@ impl Inbox {
         let _ = self.arrived.write(1);
     }
 
-    /// Until something arrives, one of these is readable, or the time is over. True if one of them is.
+    /// Waits until something arrives, one of these descriptors is readable, or the time is over. True if a descriptor is readable.
     fn wait(&self, left: Duration, others: &[BorrowedFd<'_>]) -> bool {
         let mut fds: Vec<_> = others.iter().map(|fd| PollFd::new(*fd, PollFlags::POLLIN)).collect();
         fds.push(PollFd::new(self.arrived.as_fd(), PollFlags::POLLIN));
@@ -146,7 +146,7 @@ impl Inbox {
         true
     }
 
-    /// The same for a message that may wait until the receiver wakes up for another reason.
+    /// Adds a message that may wait until the receiver wakes up for another reason.
     pub(crate) fn send_lazily(&self, message: Message) -> bool {
         let Some(state) = self.add(message) else { return false };
         if state.messages.len() >= BATCH {

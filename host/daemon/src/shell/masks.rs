@@ -34,10 +34,10 @@ pub struct MaskRecord {
     threads: BTreeMap<i32, Kept>,
 }
 
-/// Masks of a thread that are kept for one.
+/// How many masks of policies are kept for a thread.
 const KEPT: usize = 3;
 
-/// Of a thread.
+/// What is recorded of a thread.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Kept {
@@ -45,7 +45,7 @@ pub(super) struct Kept {
     operator: CpuSet,
     /// Masks that a policy has set or was about to set. If the thread has another one, somebody else has set that.
     set: Vec<CpuSet>,
-    /// It runs no vCPU.
+    /// The thread runs no vCPU.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     other: bool,
 }
@@ -168,7 +168,7 @@ impl Masks {
         }
     }
 
-    /// Are there such vCPUs of this process?
+    /// Does the VM's manager pin any vCPU of this process?
     pub(super) fn is_left(&self, pid: i32) -> bool {
         self.pinned.contains_key(&pid)
     }
@@ -273,7 +273,7 @@ impl Masks {
         failed.map_or(Ok(count), |error| Err(error.to_string()))
     }
 
-    /// Gives back all masks.
+    /// Gives back the masks of all processes.
     pub(super) fn restore_all(&mut self, online: &CpuSet) {
         for pid in self.known.keys().copied().collect::<Vec<_>>() {
             if let Err(error) = self.restore(pid, None, online) {

@@ -123,7 +123,7 @@ fn watch_host(config: &Config, host: HostTopology, inbox: Arc<Inbox>) -> io::Res
     })
 }
 
-/// What the operator wants of the policies.
+/// The settings of the policies, from the configuration.
 fn policies(config: &Config) -> Policies {
     Policies {
         settle: config.settle,
@@ -149,7 +149,7 @@ pub(crate) struct Shell {
     inbox: Arc<Inbox>,
     records: ChannelRecords,
     workers: HashMap<ConnectionId, (VmId, Arc<VmWorker>)>,
-    /// VMs whose vCPUs are moved by their manager, with the connection to that.
+    /// The host's end of each topology channel.
     channels: HashMap<VmId, Channel>,
     /// The process of each VM, as the connection to its hypervisor found it.
     pidfds: HashMap<VmId, (i32, Arc<OwnedFd>)>,
@@ -159,9 +159,9 @@ pub(crate) struct Shell {
     observation_streams: ObservationStreams,
     doorbells: Doorbells,
     locator: Locator,
-    /// Where vCPUs go, as the kernel tells it: taken here, as a thread of its own would only pass it on.
+    /// Events of BPF: where vCPUs go. They are taken here, as a thread of their own would only pass them on.
     kernel: Option<KernelEvents>,
-    /// When it is looked for more of them, and for doorbells.
+    /// When the kernel's events and the doorbells are looked at next.
     rests: Rests,
     affinities: AffinitySetter,
     page_mover: PageMover,
@@ -173,7 +173,7 @@ pub(crate) struct Shell {
     _host_watcher: HostWatcher,
     supervisor: Supervisor,
     resync_at: Instant,
-    /// Of the service manager, which ends a vnumad whose loop does not turn.
+    /// The service manager's watchdog, which ends a vnumad whose loop has stopped.
     watchdog: Option<Watchdog>,
     /// scx_vnuma is loaded.
     by_scheduler: bool,
@@ -350,7 +350,7 @@ impl Shell {
         }
     }
 
-    /// Keeps the resources of a message, and passes the rest to the core.
+    /// Keeps the resources of a message here, and passes the rest to the core.
     fn take_in(&mut self, message: Message) {
         match message {
             Message::Event(Event::HostChanged(host)) => {
@@ -426,7 +426,7 @@ impl Shell {
         }
     }
 
-    /// The process of a VM, as it was reported. Those who watch it have the pidfd of the first report, which serves as long as it lives.
+    /// Keeps the pidfd of a VM's process. The first one stays in use for as long as the process lives.
     fn keep_process(&mut self, vm: VmId, pid: i32, pidfd: OwnedFd) {
         let known = self.pidfds.get(&vm).filter(|(known, _)| *known == pid);
         if known.is_none_or(|(_, known)| processes::has_ended(known)) {
@@ -603,13 +603,13 @@ impl Shell {
         self.core.world().get(vm).is_some_and(|known| known.abilities.pins)
     }
 
-    /// Who asks the VM's manager.
+    /// The worker that can ask the VM's manager for pins.
     fn pinner(&self, vm: VmId) -> Option<&Arc<VmWorker>> {
         let connection = self.core.world().get(vm)?.link.connection()?;
         self.workers.get(&connection).map(|(_, worker)| worker)
     }
 
-    /// Has a move made, by the manager of the VM if that keeps its pins.
+    /// Orders a move of a vCPU: from the VM's manager if that keeps pins, else from the thread that sets affinities.
     fn make(&self, wanted: Move) -> Option<Event> {
         if !self.keeps_pins(wanted.task.vm) {
             self.affinities.order(Order::Move(wanted));
@@ -642,7 +642,7 @@ impl Shell {
         }
     }
 
-    /// One that is gone, or whose thread has ended, has reported that.
+    /// Calls `act` with the worker of a connection. A worker that is gone has reported its end.
     fn with_worker(&self, connection: ConnectionId, act: impl FnOnce(&VmWorker)) {
         if let Some((_, worker)) = self.workers.get(&connection) {
             act(worker);

@@ -1,13 +1,13 @@
-//! Those who record what policies are given.
+//! Clients that record the input of the policies.
 
 use tokio::sync::mpsc;
 use tracing::warn;
 use vnuma_api::Observation;
 
-/// Periods that a recorder may be behind: they are long. One with more is dropped.
+/// Periods that a recorder may be behind; each is large. A recorder that is further behind is dropped.
 const BACKLOG: usize = 16;
 
-/// All of them.
+/// All recorders.
 #[derive(Debug, Default)]
 pub(crate) struct ObservationStreams {
     senders: Vec<mpsc::Sender<Observation>>,
@@ -15,14 +15,14 @@ pub(crate) struct ObservationStreams {
 }
 
 impl ObservationStreams {
-    /// Adds one. Its receiver ends if it is too slow.
+    /// Adds a recorder. Its receiver ends if it is too slow.
     pub(crate) fn add(&mut self) -> mpsc::Receiver<Observation> {
         let (sender, receiver) = mpsc::channel(BACKLOG);
         self.senders.push(sender);
         receiver
     }
 
-    /// Gives each of them a period, which is made only if there is any.
+    /// Gives each recorder a period, which is made only if there is a recorder.
     pub(crate) fn give(&mut self, observation: impl FnOnce() -> Option<Observation>) {
         self.senders.retain(|sender| !sender.is_closed());
         let Some(observation) = (!self.senders.is_empty()).then(observation).flatten() else { return };

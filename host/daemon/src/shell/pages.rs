@@ -22,7 +22,7 @@ type Pages = Vec<(HostNodeId, u64)>;
 /// All and free memory of each node, KiB.
 type Nodes = Vec<(HostNodeId, u64, u64)>;
 
-/// What is known.
+/// What the last passes have counted.
 #[derive(Debug, Default)]
 struct Known {
     vms: HashMap<VmId, (Pages, Option<Arc<MemoryReading>>)>,
@@ -51,7 +51,7 @@ impl PageReader {
         Ok(Self { worker, known })
     }
 
-    /// Counts the pages of this process of a VM, now and every now and then.
+    /// Counts the pages of this process of a VM, now and then at intervals.
     pub(super) fn watch(&self, vm: VmId, pid: i32) {
         self.order(Order::Watch(vm, pid));
     }
@@ -103,7 +103,7 @@ impl Task {
                     self.read_nodes();
                     for (vm, pid) in &self.vms {
                         self.read(*vm, *pid);
-                        // Together they may take long.
+                        // All VMs together may take long.
                         orders.heartbeat().beat();
                     }
                     pass_at = Instant::now() + PAUSE.max(begun.elapsed() * PART);

@@ -1,4 +1,4 @@
-//! What the VM's manager has to do, as it keeps pins of its own: moves, pins of policies, and to give these back. It is answered once,
+//! Orders for a VM's manager that keeps pins of its own: moves, pins of policies, and to give these back. Each order is answered once,
 //! however it ends.
 
 use super::inbox::{Inbox, Message};
@@ -14,7 +14,7 @@ use vnuma_model::{ApicId, CpuSet, VcpuLocation};
 use vnuma_policy::world::{Mechanism, TaskId};
 use vnuma_process::ActError;
 
-/// There is no connection.
+/// Why an order fails without a connection.
 pub(super) const NOT_CONNECTED: &str = "not connected to what manages the VM, which keeps its pins";
 
 /// A move on its way to a VM's worker.
@@ -33,17 +33,17 @@ impl PinnedMove {
         Self { task, pid, tid, cpus, inbox: Some(inbox) }
     }
 
-    /// It was made.
+    /// Answers that the vCPU was moved.
     pub(crate) fn done(mut self, location: Option<VcpuLocation>) {
         self.answer(Ok(location));
     }
 
-    /// It was not made.
+    /// Answers that the vCPU was not moved.
     pub(crate) fn failed(mut self, why: &dyn Display) {
         self.answer(Err(self.error(why)));
     }
 
-    /// The event that it was not made, for who takes no messages.
+    /// The event that the vCPU was not moved, for the core's thread, which must not send to its own inbox.
     pub(crate) fn give_up(mut self, why: &dyn Display) -> Event {
         self.inbox = None;
         Event::Moved(self.task, Err(self.error(why)))
@@ -100,12 +100,12 @@ impl PolicyPins {
         Self { task, pid, orders, inbox: Some(inbox) }
     }
 
-    /// As the hypervisor's manager is asked for them.
+    /// The pins, in the form that the VM's manager takes.
     pub(crate) fn wanted(&self) -> Vec<PolicyPin> {
         self.orders.iter().map(PinOrder::pin).collect()
     }
 
-    /// They were made, or not. `read` says where a thread is.
+    /// Answers with the outcome of each pin. `read` says where a thread is.
     pub(crate) fn done(
         mut self,
         outcomes: Vec<Result<(), PinError>>,
@@ -120,7 +120,7 @@ impl PolicyPins {
         self.answer(outcomes);
     }
 
-    /// None was made.
+    /// Answers that no pin was made.
     pub(crate) fn failed(mut self, why: &dyn Display) {
         self.answer(self.all_failed(why));
     }
@@ -156,12 +156,12 @@ impl Drop for PolicyPins {
     }
 }
 
-/// Learns how many pins were given back.
+/// Called with the number of pins that were given back, or with why they were not.
 type Told = Box<dyn FnOnce(Result<usize, String>) + Send>;
 
 /// Pins of policies that are to be given back.
 pub(crate) struct Unpin {
-    /// Those that stay, by thread.
+    /// Pins that stay, by thread.
     pub(crate) keep: BTreeMap<i32, Vec<CpuSet>>,
     told: Option<Told>,
 }

@@ -41,7 +41,7 @@ fn wanted_pins(vm: &Vm) -> BTreeMap<i32, Vec<CpuSet>> {
 }
 
 impl Shell {
-    /// One that cannot be queued is given back. It must not send to the inbox from this thread, as that may be full.
+    /// An order that cannot be queued is returned. Do not answer it by the inbox from this thread, which is the one that empties it.
     fn unpin(&self, vm: VmId, unpin: Unpin) -> Result<(), Unpin> {
         match self.pinner(vm) {
             Some(worker) => worker.unpin(unpin),
@@ -72,7 +72,7 @@ impl Shell {
         known.into_iter().flat_map(|vm| &vm.description.vcpus).map(|vcpu| vcpu.tid).collect()
     }
 
-    /// A connection is up: pins that no policy wants are of an earlier vnumad, or were made after nobody waited for them any more.
+    /// A connection is up. Gives back pins that no policy wants: of an earlier vnumad, or made after their order was given up.
     pub(super) fn settle_pins(&self, vm: VmId) {
         let Some(known) = self.core.world().get(vm).and_then(|managed| managed.vm.as_ref()) else { return };
         let name = known.name().to_owned();

@@ -96,12 +96,12 @@ struct MainLoop {
     last: Option<Look>,
     /// Where it waited last.
     place: Option<Place>,
-    /// How often it had begun to sleep by then.
+    /// How often it had begun to sleep at the last look.
     sleeps: Option<u64>,
 }
 
 impl MainLoop {
-    /// Takes in a look. Is there a reason to probe it?
+    /// Takes the result of a look. True if the main loop is to be probed.
     ///
     /// A main loop that waits where it waited before will answer as it did before, and so will one that had something to do
     /// just then. One that runs at the next look as well, and has not slept meanwhile, may never come back.
@@ -117,7 +117,7 @@ impl MainLoop {
         }
     }
 
-    /// Does the kernel not show it?
+    /// True if the kernel does not show the main loop.
     fn is_hidden(&self) -> bool {
         self.last.is_none_or(|last| last == Look::Hidden)
     }
@@ -189,7 +189,7 @@ fn run(orders: &Jobs<Order>, (every, probe): (Duration, Duration), mut looker: L
     }
 }
 
-/// Has the VMs probed that are due. False once the inbox is closed.
+/// Orders probes of the VMs that are due. False once the inbox is closed.
 fn ask_some(
     watched: &mut BTreeMap<VmId, Watched>,
     ask_at: &mut Instant,

@@ -17,10 +17,10 @@ pub(crate) enum Report {
     Silent { problem: String, pid: i32, pidfd: OwnedFd, observed: Option<ObservedVcpus> },
     /// What is observed without the hypervisor.
     Observed { pid: i32, pidfd: OwnedFd, observed: ObservedVcpus },
-    /// The channel was plugged, and this is the host's end; or it was not.
+    /// The channel was plugged, with the host's end; or plugging failed.
     Attached(Result<Channel, Refusal>),
-    /// The channel of an earlier vnumad was taken over; or it was not.
+    /// The channel of an earlier vnumad was taken over, with the host's end; or that failed.
     Recovered(Result<Channel, Refusal>),
-    /// An event for the core.
+    /// A report that the core gets as it is.
     Plain(CoreReport),
 }

@@ -15,7 +15,7 @@ pub(super) struct Rests {
 }
 
 impl Rests {
-    /// No pause.
+    /// Without a pause.
     pub(super) fn new(now: Instant) -> Self {
         Self { kernel: now, doorbells: now }
     }
@@ -25,7 +25,7 @@ impl Rests {
         self.kernel
     }
 
-    /// The same for doorbells.
+    /// Until then doorbells are not looked for.
     pub(super) fn doorbells(&self) -> Instant {
         self.doorbells
     }

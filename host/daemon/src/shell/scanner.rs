@@ -50,12 +50,12 @@ impl Scanner {
         Ok(Self { worker, sources: shown })
     }
 
-    /// What was asked for VMs, and how that went.
+    /// The sources that were asked for VMs, each with its problem.
     pub(super) fn sources(&self) -> Vec<Source> {
         self.sources.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The process with this PID has ended.
+    /// Removes the record of the process with this PID, which has ended.
     pub(super) fn forget_record(&self, pid: i32) {
         // Fails only if the thread has panicked, which ends vnumad.
         let _ = self.worker.send(pid);

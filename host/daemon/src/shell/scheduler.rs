@@ -31,7 +31,7 @@ use vnuma_process::{ActError, Class, change_class, procfs, read_class};
 pub(super) enum Look {
     Same,
     Loaded,
-    /// It has ended, with these threads.
+    /// scx_vnuma has ended, and had these threads.
     Ended(String, Vec<(i32, Thread)>),
 }
 
@@ -126,12 +126,12 @@ impl Places {
         change(&mut self.health.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Which threads idle CPUs take. It is told with the next beat.
+    /// Which threads idle CPUs take. scx_vnuma is told with the next heartbeat.
     pub(super) fn set_stealing(&mut self, steal: Steal) {
         self.steal = steal;
     }
 
-    /// vnumad is alive.
+    /// Tells scx_vnuma that vnumad is alive.
     fn beat(&self) {
         let beat = |scheduler: &Scheduler| scheduler.beat(monotonic_ns(), self.steal);
         if let Some(Err(error)) = self.open.as_ref().map(beat) {
@@ -237,7 +237,7 @@ impl Places {
         }
     }
 
-    /// The same for all.
+    /// The kernel's own scheduler has all threads again.
     pub(super) fn release_all(&mut self) {
         let known: Vec<(i32, i32)> = self.threads.iter().map(|(&tid, thread)| (thread.pid, tid)).collect();
         known.into_iter().for_each(|(pid, tid)| self.release(pid, &[tid]));
@@ -284,7 +284,7 @@ fn has_ended(error: &ActError) -> bool {
     }
 }
 
-/// May vnumad not set this class at all?
+/// Does this error say that vnumad may not set the class of any thread?
 fn is_refused(error: &ActError) -> bool {
     matches!(error, ActError::System { source, .. } if source.raw_os_error() == Some(nix::libc::EPERM))
 }

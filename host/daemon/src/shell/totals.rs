@@ -59,14 +59,14 @@ impl Latencies {
         self.sum_s += seconds;
     }
 
-    /// How many there are.
+    /// How many times there are.
     pub(crate) fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
 }
 
 impl Totals {
-    /// These, with what the core has counted.
+    /// These sums, together with those of the core.
     pub(crate) fn with(&self, core: &Core) -> Self {
         let mut totals = Self { migrations: core.migrations(), ..self.clone() };
         for (id, managed) in core.world().iter() {

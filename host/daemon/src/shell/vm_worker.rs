@@ -138,7 +138,7 @@ impl VmWorker {
     }
 }
 
-/// What a worker is to do.
+/// An order for a worker.
 #[derive(Debug)]
 enum Job {
     Ask(Ask),
@@ -563,7 +563,7 @@ impl Task {
         stop.map_or(Ok(()), Err)
     }
 
-    /// vnumad stops, and takes no messages any more. Until it drops the handle, pins are given back.
+    /// vnumad stops and reads no messages any more. Until it drops the handle, orders to give pins back are still carried out.
     fn part(mut self, connection: &mut dyn VmConnection) {
         while let Some(job) = self.jobs.next() {
             if let Job::Unpin(unpin) = job
@@ -706,7 +706,7 @@ fn request_memory(connection: &mut dyn VmConnection, id: &str, bytes: u64) -> Re
     sizes.request(id, bytes)
 }
 
-/// Why it does not answer, and where it is stuck if that can be seen.
+/// Why the hypervisor does not answer, and where it is stuck if that can be seen.
 fn explain(error: &VmError, pid: i32) -> String {
     main_loop::stuck_in(pid).map_or_else(
         || error.to_string(),
@@ -741,7 +741,7 @@ fn ends_soon(connection: &dyn VmConnection, error: &VmError) -> bool {
     poll(&mut wait, timeout).is_ok_and(|ready| ready > 0)
 }
 
-/// Time until then, rounded up, so that the wake-up is not early.
+/// Time until `until`, rounded up, so that the wake-up is not early.
 fn timeout_at(time: Instant) -> PollTimeout {
     let left = time.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
     PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)

@@ -17,14 +17,14 @@ const AT_ONCE: usize = 64;
 #[derive(Debug, Default)]
 pub(crate) struct Watchers {
     watchers: Vec<Watcher>,
-    /// What was announced and is not sent yet.
+    /// Events that were announced and are not sent yet.
     announced: Vec<Event>,
     dropped: u64,
 }
 
 #[derive(Debug)]
 struct Watcher {
-    /// What it wants; all, if empty.
+    /// Kinds of events that it wants; empty: all.
     kinds: Vec<EventKind>,
     sender: mpsc::Sender<Event>,
 }

@@ -24,7 +24,7 @@ use vnuma_observe::{page_moves::PageMoves, read_node_memory, read_node_pools};
 use vnuma_policy::{memory_move::MemoryReason, world::MemoryMoved};
 use vnuma_process::{PAGES_AT_ONCE, PageState, find_pages, move_pages};
 
-/// Time of work after which a job ends, whatever is left of it.
+/// Working time after which a job ends, whatever is left of it.
 pub(super) const WORK: Duration = Duration::from_secs(10);
 /// Between two looks at what is free where pages go.
 const LOOK: Duration = Duration::from_millis(100);
@@ -158,7 +158,7 @@ pub(super) struct Job<P> {
     /// Where it is.
     pub(super) at: u64,
     pub(super) moved: MemoryMoved,
-    /// How long it has worked.
+    /// Time that it has worked.
     worked: Duration,
     pub(super) reported: Instant,
     looked: Option<Instant>,
@@ -188,13 +188,13 @@ impl<P: Pages> Job<P> {
         Ok(Self { task, pid, pages, order, page, ranges, at: from, moved, worked, reported, looked, pace })
     }
 
-    /// A batch that took `took` is done. True at the end of the job.
+    /// Counts a batch that took `took`. True at the end of the job.
     pub(super) fn has_worked(&mut self, took: Duration) -> bool {
         self.worked = self.worked.saturating_add(took);
         self.worked >= WORK
     }
 
-    /// A batch. True at the end of the job.
+    /// Does one batch. True at the end of the job.
     pub(super) fn turn(&mut self) -> bool {
         for _ in 0..LOOKS {
             let Some(addresses) = self.next_batch() else { return true };
@@ -280,7 +280,7 @@ impl<P: Pages> Job<P> {
         Ok(states)
     }
 
-    /// Others take memory meanwhile.
+    /// An error if the node that pages go to has no room any more: others take memory meanwhile.
     fn see_room(&mut self) -> Result<(), String> {
         if self.looked.is_some_and(|looked| looked.elapsed() < LOOK) {
             return Ok(());
