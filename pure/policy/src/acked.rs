@@ -28,7 +28,7 @@ struct Outstanding<K> {
 /// nothing is decided by it.
 #[derive(Clone, Debug)]
 pub(crate) struct AckedTopology<K> {
-    /// Of each one that is plugged; `None` where it cannot be known.
+    /// The node of each one that is plugged; `None` where it cannot be known.
     nodes: BTreeMap<K, Option<GuestNodeId>>,
     /// What the guest uses once it has acknowledged everything.
     published: BTreeMap<K, GuestNodeId>,
@@ -52,7 +52,7 @@ impl<K: Copy + Ord> AckedTopology<K> {
         self.published.remove(&one);
     }
 
-    /// It is there, and what the guest uses for it is not known.
+    /// A new one is plugged, and the node that the guest uses for it is not known.
     pub(crate) fn expect(&mut self, one: K) {
         self.nodes.entry(one).or_default();
     }
@@ -62,7 +62,7 @@ impl<K: Copy + Ord> AckedTopology<K> {
         self.published.remove(&one);
     }
 
-    /// A publication went out.
+    /// A publication was written.
     pub(crate) fn published(&mut self, update: Update, nodes: impl Iterator<Item = (K, GuestNodeId)>) {
         let published = &mut self.published;
         let changes = nodes.filter(|&(one, node)| published.insert(one, node) != Some(node)).collect();
@@ -93,7 +93,7 @@ impl<K: Copy + Ord> AckedTopology<K> {
         Some(update)
     }
 
-    /// Somebody else may have published anything.
+    /// Another process may have published anything: what the guest uses is not known.
     pub(crate) fn unknown(&mut self) {
         self.stop_waiting();
         self.nodes.values_mut().for_each(|acked| *acked = None);

@@ -5,7 +5,7 @@ use crate::{Homes, NodeAssignment, VcpuState, choose_node};
 use std::collections::BTreeMap;
 use vnuma_model::{GuestNodeId, HostNodeId, HostTopology, PciAddress, VmDevice};
 
-/// Most that are published: the channel takes so many.
+/// How many devices are published at most: the channel has room for so many.
 const MAX_DEVICES: usize = 256;
 
 /// What is known of a device of a VM.
@@ -19,7 +19,7 @@ pub struct DeviceStatus {
     pub acked_node: Option<GuestNodeId>,
     /// Guest node that would be right.
     pub target_node: Option<GuestNodeId>,
-    /// The sum of it, as of a vCPU.
+    /// How true the guest's view of it is, as for a vCPU.
     pub state: VcpuState,
 }
 
@@ -35,7 +35,7 @@ struct Device {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Devices {
     devices: BTreeMap<PciAddress, Device>,
-    /// As published last: the guest would take a device that comes to such an address for that one.
+    /// Addresses in the last publication. The guest would take another device at such an address for the one that was published.
     published: BTreeMap<PciAddress, GuestNodeId>,
     acked: AckedTopology<PciAddress>,
 }
@@ -72,7 +72,7 @@ impl Devices {
                 .host_node
                 .and_then(|node| choose_node(host, homes, node, present.get(&address).copied(), None));
             if device.target.is_none() {
-                // The guest gives back what it had found.
+                // The guest gives the device the node back that it had found itself.
                 self.acked.forget(address);
                 self.acked.expect(address);
             }
@@ -97,12 +97,12 @@ impl Devices {
         self.acked.acknowledged(generation);
     }
 
-    /// What the guest uses is its own affair, until it acknowledges again.
+    /// What the guest uses is not known until it acknowledges again.
     pub(crate) fn acked_unknown(&mut self) {
         self.acked.unknown();
     }
 
-    /// The guest has given all of them back what it had found.
+    /// The guest has given all devices back the nodes that it had found itself.
     pub(crate) fn stop_publishing(&mut self) {
         self.acked.unknown();
         self.published.clear();

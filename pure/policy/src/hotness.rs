@@ -57,9 +57,9 @@ pub struct Heat {
 pub struct Shares {
     /// At least half of the looks found it accessed.
     pub hot: Estimate,
-    /// Fewer did.
+    /// Fewer looks, and at least one, found it accessed.
     pub warm: Estimate,
-    /// None did.
+    /// No look found it accessed.
     pub cold: Estimate,
 }
 
@@ -74,12 +74,12 @@ impl Hotness {
         self.of(address).map_or(0, |region| region.accesses)
     }
 
-    /// Anything of it was found accessed.
+    /// True if any region was found accessed.
     pub fn says_something(&self) -> bool {
         self.regions.iter().any(|region| region.accesses > 0)
     }
 
-    /// What of a sample is on a node, by how often it is accessed: see [`Heat`].
+    /// The memory of a sample that is on a node, by how often it is accessed ([`Heat`]).
     pub fn heat(&self, observed: &MemoryObservation, sample: &AreaSample, node: HostNodeId) -> Heat {
         let end = sample.area.start.saturating_add(sample.area.bytes);
         let (mut found, mut hits) = (Vec::<(Piece, u64)>::new(), Vec::new());
@@ -121,7 +121,7 @@ impl Hotness {
         if all > 0.0 { accesses / all } else { 0.0 }
     }
 
-    /// How hot that is which can be moved of what is displaced.
+    /// The heat of the displaced memory that can be moved.
     pub fn shares(&self, sample: &AreaSample, home: HostNodeId) -> Shares {
         let (mut hot, mut warm, mut cold) = (0, 0, 0);
         for (address, _) in sample.pages.iter().filter(|(_, at)| *at != home) {

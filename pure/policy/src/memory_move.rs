@@ -12,13 +12,13 @@ use vnuma_model::{GuestNodeId, HostNodeId};
 pub const PAGE_PRICE: f64 = 1000.0;
 /// A page.
 pub(crate) const PAGE: u64 = 4096;
-/// The same, KiB.
+/// A page, KiB.
 pub(crate) const BASE_KIB: u64 = 4;
 /// A tenth of a local memory access, nanoseconds.
 pub(crate) const TENTH_NS: f64 = 10.0;
 /// Time in which a move has to pay, nanoseconds.
 pub const HORIZON_NS: u64 = 60_000_000_000;
-/// By how much.
+/// How many times its price a move has to save in that time.
 pub const MARGIN: f64 = 2.0;
 /// Least that is moved at a time, bytes: less is not worth a walk of the page tables.
 pub const LEAST: u64 = 4 << 20;
@@ -48,12 +48,12 @@ impl NodeMemory {
         (self.total_kib / RESERVE_PART).max(RESERVE_KIB)
     }
 
-    /// The same where pages are of this size: a pool of huge pages is there to be used up.
+    /// What stays free of pages of this size. Nothing of a pool of huge pages, which is there to be used up.
     pub(crate) fn reserve_of(&self, page_kib: u64) -> u64 {
         if page_kib > BASE_KIB { 0 } else { self.reserve_kib() }
     }
 
-    /// What may come to it, bytes.
+    /// Bytes that may still come to the node.
     pub(crate) fn available(&self) -> u64 {
         self.available_of(BASE_KIB)
     }

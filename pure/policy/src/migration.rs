@@ -67,13 +67,13 @@ impl Phase {
         }
     }
 
-    /// It does not go on.
+    /// True if the migration has ended.
     pub fn is_over(self) -> bool {
         matches!(self, Self::Done | Self::Cancelled | Self::Failed)
     }
 }
 
-/// What is to be done now: what the VM's QEMU is asked, for the most part.
+/// What is to be done now. Most orders are requests to the VM's QEMU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
     /// Mark it to be attached when it runs without a channel.
@@ -149,14 +149,14 @@ pub struct Migration {
     switched: bool,
     cancel: bool,
     cancel_asked: bool,
-    /// Nobody has said that it was given up.
+    /// QEMU has not said whether it has given the migration up.
     cancel_unsure: bool,
     next_ns: u64,
     until_ns: Option<u64>,
 }
 
 impl Migration {
-    /// One that has yet to begin.
+    /// A migration that has yet to begin.
     pub fn new(destination: String, post_copy: bool, attached: bool, now_ns: u64) -> Self {
         Self {
             destination,
@@ -182,22 +182,22 @@ impl Migration {
         self.phase
     }
 
-    /// An operator has cancelled it.
+    /// True if an operator has cancelled it.
     pub fn is_cancelled(&self) -> bool {
         self.cancel
     }
 
-    /// It can be cancelled: the guest is here.
+    /// True if it can still be cancelled: the guest runs here.
     pub fn may_be_cancelled(&self) -> bool {
         !self.switched && !self.phase.is_over() && self.phase != Phase::Returning
     }
 
-    /// The guest may let go of the device yet, or has, so that the VM has to stay marked.
+    /// True if the VM has to stay marked: the guest has released the device, or may do so yet.
     pub fn keeps_mark(&self) -> bool {
         self.release_asked && self.phase != Phase::Done
     }
 
-    /// The VM may be attached: what there was of the migration is over.
+    /// True if the VM may be attached: the migration has ended, or returns.
     pub fn may_attach(&self) -> bool {
         self.phase.is_over() || self.phase == Phase::Returning
     }
@@ -227,7 +227,7 @@ impl Migration {
         self.post_copy && !self.cancel && self.progress.passes >= PASSES_BEFORE_SWITCH
     }
 
-    /// It was done, or asked.
+    /// An order was carried out, or passed to QEMU.
     pub fn ordered(&mut self, order: Order, now_ns: u64) {
         self.asked = Some(order);
         match order {
@@ -274,7 +274,7 @@ impl Migration {
             return;
         }
         match (self.phase, event) {
-            // What was asked on the way out may have been answered by nobody.
+            // QEMU may have left before it answered.
             (_, E::Left) => (self.phase, self.problem) = (Phase::Done, None),
             (Phase::Marking, E::Marked(outcome)) => {
                 self.answered(now_ns);
@@ -400,7 +400,7 @@ impl Migration {
         }
     }
 
-    /// It does not come about: the VM gets back what it had.
+    /// The migration fails or is cancelled: the VM gets its channel back if it had one.
     fn turn_back(&mut self, why: Option<String>, now_ns: u64) {
         self.asked = None;
         self.problem = why;

@@ -15,7 +15,7 @@ use crate::rehome_policy::RehomeWhy;
 use std::collections::BTreeSet;
 use vnuma_model::{ApicId, GuestNodeId, HostNodeId};
 
-/// Moves in a row after which no more is there than before, and the rest of what is on a node stays.
+/// After so many moves in a row that have brought nothing to the new home, the rest of the memory on that node stays.
 pub const FRUITLESS: u32 = 3;
 const PAGE: u64 = 4096;
 
@@ -29,7 +29,7 @@ pub enum RehomePhase {
     Topology,
     /// vCPUs are moved.
     Vcpus,
-    /// All that could be done was done.
+    /// It has ended, and what could be done was done.
     Done,
     /// An operator has ended it.
     Stopped,
@@ -55,7 +55,7 @@ pub struct Part {
     pub bytes: u64,
 }
 
-/// What is there.
+/// What is observed of the guest node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RehomeView {
     /// Resident memory of the guest node.
@@ -95,21 +95,21 @@ pub struct Rehome {
     phase: RehomePhase,
     /// Why, if no operator wants it.
     pub why: Option<RehomeWhy>,
-    /// What could not be done, the last of it.
+    /// The last thing that could not be done, and why.
     pub problem: Option<String>,
-    /// What is there was not seen since the last move.
+    /// A move of its memory has ended, and its pages were not looked at since.
     unseen: bool,
-    /// The most that was there, bytes.
+    /// The most memory that was on the new home so far, bytes.
     most: Option<u64>,
-    /// The last move was of this memory and left this node, and ended so.
+    /// The last move that has ended: the memory (by its first address), the node that it left, and why it ended early.
     tried: Option<(u64, HostNodeId, Option<String>)>,
     fruitless: u32,
-    /// What is left of this memory on these nodes stays.
+    /// Memory (by its first address) and node: what is left there stays.
     given_up: BTreeSet<(u64, HostNodeId)>,
 }
 
 impl Rehome {
-    /// One that begins.
+    /// A re-home that begins.
     pub fn new(guest_node: GuestNodeId, to: HostNodeId, vcpus: Vec<ApicId>) -> Self {
         Self {
             guest_node,
@@ -137,26 +137,26 @@ impl Rehome {
         matches!(self.phase, RehomePhase::Memory | RehomePhase::Topology | RehomePhase::Vcpus)
     }
 
-    /// What is there was looked at again.
+    /// Its pages were looked at again.
     pub fn seen(&mut self) {
         self.unseen = false;
     }
 
-    /// An operator ends it.
+    /// Ends it on an operator's request.
     pub fn stop(&mut self) {
         if self.is_active() {
             self.phase = RehomePhase::Stopped;
         }
     }
 
-    /// A move of this memory from this node has ended. What is there now is to be looked at.
+    /// A move of this memory from this node has ended. Its pages are to be looked at next.
     pub fn memory_ended(&mut self, start: u64, from: HostNodeId, problem: Option<String>) {
         if self.phase == RehomePhase::Memory {
             (self.unseen, self.tried) = (true, Some((start, from, problem)));
         }
     }
 
-    /// What counts is what is there: somebody else may move it back.
+    /// Compares what is on the new home with the most so far. The sum counts, not what was moved: others may move pages back.
     fn weigh(&mut self, view: &RehomeView) {
         let its = view.parts.iter().filter(|part| part.node == self.to);
         let there = its.fold(0_u64, |sum, part| sum.saturating_add(part.bytes));

@@ -93,7 +93,7 @@ impl NodeView {
         (self.away_bytes / PAGE) as f64 * PAGE_PRICE + (self.bytes / PAGE) as f64 * LOOK_PRICE
     }
 
-    /// What is lost in a second.
+    /// What being remote costs in a second.
     fn loss(&self) -> f64 {
         let farther = f64::from(self.distance) - f64::from(LOCAL_DISTANCE);
         (self.away_bytes / PAGE) as f64 * self.saving.unwrap_or(ASSUMED_ACCESSES * farther)
@@ -178,7 +178,7 @@ impl Rehomer {
 }
 
 impl Remembered {
-    /// Takes in where it is, and says where it is wanted if that pays by now.
+    /// Notes where its vCPUs are. Returns the new home, and why, if a re-home pays by now.
     fn look(
         &mut self,
         settings: &RehomeSettings,
@@ -195,7 +195,7 @@ impl Remembered {
         self.lost.0 > MARGIN * view.price()
     }
 
-    /// Takes in where it is. Where its vCPUs stay without it, and what that has cost.
+    /// Notes where its vCPUs are. Returns where they stay without their memory, and what that has cost.
     fn take_in(&mut self, view: &NodeView, now_ns: u64) -> Option<(HostNodeId, RehomeWhy)> {
         let at = view.stays.filter(|_| view.away_bytes >= PAGE);
         if self.stays.map(|(node, _)| node) != at {

@@ -74,11 +74,11 @@ impl Default for MemorySettings {
 /// A displaced page is taken to be accessed so often in a second where nothing is counted. An assumption: it makes a move from a
 /// node at distance 21 pay as soon as about 1 % of a guest node is displaced.
 pub const ASSUMED_ACCESSES: f64 = 10.0;
-/// What it takes to look at a page, displaced or not, in tenths of a local access: 0.2 us. An assumption, on the high side.
+/// The price of looking at a page, displaced or not, in tenths of a local access: 0.2 us. An assumption, on the high side.
 pub const LOOK_PRICE: f64 = 20.0;
-/// What could not be moved rests for so long at first, and at most, nanoseconds.
+/// How long memory rests that could not be moved, at first, nanoseconds.
 pub const FIRST_REST_NS: u64 = 60_000_000_000;
-/// The longest of it.
+/// The longest such rest, nanoseconds.
 pub const LONGEST_REST_NS: u64 = 3_600_000_000_000;
 
 /// Displaced memory of a guest node that is on one host node, and can be moved.
@@ -121,7 +121,7 @@ impl HomeArea {
         self.page_kib.saturating_mul(1024).max(PAGE)
     }
 
-    /// What it takes to move so much of what is at these addresses, tenths of a local access.
+    /// The price of moving so much of the memory at these addresses, in tenths of a local access.
     fn price(&self, bytes: u64, (start, end): (u64, u64)) -> f64 {
         let looked = (end.saturating_sub(start) / self.page()) as f64;
         (bytes / PAGE) as f64 * PAGE_PRICE + looked * LOOK_PRICE
@@ -139,11 +139,11 @@ pub struct HomeInput<'a> {
     pub sharers: usize,
     /// Memory of the VM, bytes.
     pub memory_bytes: u64,
-    /// What of it may come home.
+    /// Its memory that may come home.
     pub areas: &'a [HomeArea],
     /// A move may begin: none is under way, and its pages were looked at since.
     pub ready: bool,
-    /// When they were.
+    /// When its pages were looked at.
     pub now_ns: u64,
 }
 
@@ -157,7 +157,7 @@ struct Candidate<'a> {
     high: u64,
     /// What a page saves in a second, tenths; of the hottest, if that is known.
     saving: f64,
-    /// It by its heat, the hottest first, with what a page of each saves.
+    /// Its parts by heat, the hottest first, each with what a page of it saves.
     parts: Option<Vec<(Piece, f64)>>,
 }
 
@@ -191,7 +191,7 @@ impl<'a> Candidate<'a> {
         Self { saving: heat.pieces.first().map_or(0.0, hotter), parts: Some(parts), ..self }
     }
 
-    /// Without what nobody accesses often enough.
+    /// Leaves out the parts that are accessed too rarely to pay. `None`: less than a page is left.
     fn those_that_pay(mut self) -> Option<Self> {
         let (parts, area) = (self.parts.as_mut()?, self.area);
         parts.retain(|(piece, saving)| {
@@ -199,7 +199,7 @@ impl<'a> Candidate<'a> {
             does_pay(pages * saving, area.price(piece.bytes, piece.within))
         });
         let bytes = parts.iter().fold(0_u64, |sum, (piece, _)| sum.saturating_add(piece.bytes));
-        // As much more at most as of all of it.
+        // The upper bound shrinks in the same ratio.
         let high = u128::from(self.high) * u128::from(bytes) / u128::from(self.bytes.max(1));
         (self.bytes, self.high) = (bytes, u64::try_from(high).unwrap_or(u64::MAX).max(bytes));
         Some(self).filter(|left| left.bytes >= area.page())
@@ -213,7 +213,7 @@ impl<'a> Candidate<'a> {
         does_pay((self.bytes / PAGE) as f64 * self.saving, self.area.price(self.bytes, self.area.within))
     }
 
-    /// What it takes to move so much of it, and what that saves in a second, in tenths of a local access.
+    /// The price of moving so many bytes of it, and what that saves in a second, in tenths of a local access.
     fn figures(&self, bytes: u64) -> (f64, f64) {
         let Some(parts) = &self.parts else {
             let (moved, all) = (bytes.min(self.bytes), self.bytes as f64);
@@ -232,7 +232,7 @@ impl<'a> Candidate<'a> {
     }
 }
 
-/// Does a move pay that saves so much in a second?
+/// Does a move pay that costs `price` and saves `saving` in a second?
 fn does_pay(saving: f64, price: f64) -> bool {
     saving * (HORIZON_NS as f64 / 1e9) > MARGIN * price
 }
@@ -244,13 +244,13 @@ type Place = (u64, HostNodeId);
 #[derive(Clone, Debug)]
 pub struct Remembered {
     budget: MemoryBudget,
-    /// Until then that was counted.
+    /// Until when the budget was filled.
     counted_ns: u64,
-    /// When the last round began, or the policy.
+    /// When the last round began or, before the first one, the policy.
     round_ns: u64,
-    /// What made the present one begin.
+    /// What made the present round begin.
     round: Option<HomeCause>,
-    /// What could not be moved.
+    /// Rests of memory that could not be moved.
     rests: BTreeMap<Place, Rest>,
 }
 
@@ -354,7 +354,7 @@ impl Remembered {
         Some(order)
     }
 
-    /// What is displaced and does not rest.
+    /// Displaced memory that does not rest.
     fn strays<'a>(&self, input: &HomeInput<'a>) -> Vec<(&'a HomeArea, &'a Stray)> {
         let rests = |place| self.rests.get(&place).is_some_and(|rest| rest.left_ns(input.now_ns).is_some());
         let all = input.areas.iter().flat_map(|area| area.strays.iter().map(move |stray| (area, stray)));

@@ -116,7 +116,7 @@ impl AreaSample {
         self.looked >= self.pages()
     }
 
-    /// How much memory pages stand for of which the sample has so many.
+    /// How much memory so many pages of the sample stand for.
     pub fn estimate(&self, hits: u64) -> Estimate {
         let total = self.area.bytes as f64;
         let hits = hits.min(self.looked);
@@ -141,17 +141,17 @@ impl AreaSample {
         self.found.iter().filter(|found| is(found)).fold(0, |sum, found| sum.saturating_add(found.count))
     }
 
-    /// What of it is there.
+    /// How much of it is resident.
     pub fn resident(&self) -> Estimate {
         self.estimate(self.count(|_| true))
     }
 
-    /// What of it is on other nodes than its home.
+    /// How much of it is on other nodes than its home.
     pub fn displaced(&self, home: HostNodeId) -> Estimate {
         self.estimate(self.count(|found| found.node != home))
     }
 
-    /// What of that can be moved, by node.
+    /// How much of the displaced memory can be moved, by node.
     pub fn movable(&self, home: HostNodeId) -> Vec<(HostNodeId, Estimate)> {
         let mut by_node: BTreeMap<HostNodeId, u64> = BTreeMap::new();
         for found in self.found.iter().filter(|found| found.node != home && found.kept.is_none()) {
@@ -161,7 +161,7 @@ impl AreaSample {
         by_node.into_iter().map(|(node, hits)| (node, self.estimate(hits))).collect()
     }
 
-    /// What of it is on other nodes than its home, and kept there, by reason.
+    /// How much of the displaced memory cannot be moved, by reason.
     pub fn kept(&self, home: HostNodeId) -> Vec<(Keeps, Estimate)> {
         let of = |keeps| self.count(|found| found.node != home && found.kept == Some(keeps));
         let all = [Keeps::Merged, Keeps::Shared, Keeps::Pool].map(|keeps| (keeps, of(keeps)));
@@ -171,7 +171,7 @@ impl AreaSample {
             .collect()
     }
 
-    /// What is where, by node and size of pages.
+    /// How much of it is on each node, by size of pages.
     pub fn places(&self) -> Vec<(HostNodeId, PageKind, Estimate)> {
         let mut places: BTreeMap<(HostNodeId, PageKind), u64> = BTreeMap::new();
         for found in &self.found {
@@ -181,12 +181,12 @@ impl AreaSample {
         places.into_iter().map(|((node, kind), hits)| (node, kind, self.estimate(hits))).collect()
     }
 
-    /// What of it is locked.
+    /// How much of it is locked.
     pub fn locked(&self) -> Estimate {
         self.estimate(self.count(|found| found.locked))
     }
 
-    /// What of it is in swap.
+    /// How much of it is in swap.
     pub fn in_swap(&self) -> Estimate {
         self.estimate(self.swapped)
     }

@@ -114,9 +114,9 @@ impl Pending {
 pub enum Due {
     /// Nothing is due.
     Nothing,
-    /// Something is, and has to wait for the cap.
+    /// A publication is due, and has to wait for the cap.
     Deferred(PublishReason),
-    /// Now.
+    /// A publication is due now.
     Now(PublishReason),
 }
 
@@ -199,7 +199,7 @@ impl Settler {
         (self.urgent, self.deferred) = (None, false);
     }
 
-    /// Is something due, and may it be published?
+    /// Whether a publication is due, and may go out now.
     pub fn due(&self, policy: &SettlePolicy, now_ns: u64) -> Due {
         let vcpu = self.pending.iter().find(|(_, pending)| pending.due_ns(policy) <= now_ns);
         let of_vcpu = vcpu.map(|(&vcpu, pending)| match pending.deliberate {
@@ -246,7 +246,7 @@ impl Settler {
         Some(earliest.max(self.allowed_from_ns(policy)))
     }
 
-    /// What was suppressed since the beginning.
+    /// Counts of what was suppressed since the beginning.
     pub fn suppressed(&self) -> Suppressed {
         self.suppressed
     }

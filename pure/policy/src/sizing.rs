@@ -39,9 +39,9 @@ pub struct SizeSettings {
     pub high_permille: u64,
     /// Least time between two changes of a guest node that make it larger.
     pub pause_ns: u64,
-    /// The least and the most that is plugged, thousandths of what can be.
+    /// Least that is plugged, thousandths of what can be.
     pub least_permille: u64,
-    /// See above.
+    /// Most that is plugged, thousandths of what can be.
     pub most_permille: u64,
 }
 
@@ -90,7 +90,7 @@ pub struct SizeInput {
     pub changed_ns: Option<u64>,
     /// It is not changed until then.
     pub rests_until_ns: u64,
-    /// When all of that was seen.
+    /// When all of this was seen.
     pub now_ns: u64,
 }
 
@@ -151,13 +151,13 @@ impl fmt::Display for SizedBy {
 pub enum ResizePhase {
     /// QEMU is to be asked.
     Wanted,
-    /// It was.
+    /// QEMU was asked.
     Asked,
     /// The guest plugs or unplugs.
     Waiting,
-    /// It has what was wanted.
+    /// The guest has what was wanted.
     Done,
-    /// It does no more.
+    /// The guest has plugged or unplugged a part, and does no more.
     Partly,
     /// An operator has ended it.
     Stopped,
@@ -193,7 +193,7 @@ pub struct Resize {
     pub bytes: u64,
     /// Who wants that.
     pub by: SizedBy,
-    /// What was not done.
+    /// What was not done, and why.
     pub problem: Option<String>,
     phase: ResizePhase,
     /// Answers that QEMU owes.
@@ -232,7 +232,7 @@ impl Resize {
         }
     }
 
-    /// An operator ends it: the guest keeps what it has by now.
+    /// Ends it on an operator's request: the guest keeps what it has by now.
     pub fn stop(&mut self, devices: &[&MemoryDevice]) -> Vec<Request> {
         if !self.is_active() {
             return Vec::new();
@@ -315,7 +315,7 @@ pub fn spread(devices: &[&MemoryDevice], bytes: u64) -> Vec<Request> {
     requests
 }
 
-/// What is not done is not wanted any more.
+/// What to ask QEMU for so that the part that was not done is not wanted any more.
 fn withdraw(devices: &[&MemoryDevice]) -> Vec<Request> {
     let open = devices.iter().filter(|device| device.requested_bytes != device.plugged_bytes);
     open.filter_map(|device| Some((device.id.clone()?, device.plugged_bytes))).collect()

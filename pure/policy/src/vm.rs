@@ -32,11 +32,11 @@ pub struct VcpuStatus {
     pub published_node: Option<GuestNodeId>,
     /// Guest node that would be right.
     pub target_node: Option<GuestNodeId>,
-    /// The sum of it.
+    /// How true the guest's view of it is.
     pub state: VcpuState,
 }
 
-/// The whole view of a guest, to be published.
+/// A publication: the guest's whole topology.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Publication {
     /// Between guest nodes, by their number.

@@ -36,7 +36,7 @@ pub struct HomingMemory {
     seen: PerVm<Seen>,
 }
 
-/// What was taken in of a VM.
+/// What the last decision about a VM has taken into account.
 #[derive(Clone, Debug, Default)]
 struct Seen {
     since_ns: u64,
@@ -50,7 +50,7 @@ impl HomingMemory {
         self.repatriator.rests_until_ns(id, now_ns)
     }
 
-    /// What is new of a VM: a look at its memory, and anything that makes it worth to decide.
+    /// What is new since the last decision: a look at the VM's memory, and whether anything is worth another decision.
     fn take_in(&mut self, id: VmId, vm: &Vm) -> (bool, bool) {
         let homing = &vm.homing;
         let seen = self.seen.of(id, vm.found_ns);
@@ -115,7 +115,7 @@ impl Homing<'_> {
     /// What was observed becomes a move, if its policy wants one. Before that it is watched how hot it is.
     fn decide(&self, now: &Now<'_>, id: VmId, vm: &Vm, repatriator: &mut Repatriator) -> Option<Step> {
         let (world, now_ns, settings) = (now.world, now.now_ns, &self.policies.memory);
-        // What would come home is on its way to the new one.
+        // During a re-home, memory is on its way to the new home.
         let observed = vm.homing.observed.as_deref().filter(|_| !vm.is_rehomed())?;
         let memory = &vm.scheduling.memory;
         let hotness = vm.homing.hotness.now(now_ns).filter(|_| settings.hotness);
@@ -144,7 +144,7 @@ impl Homing<'_> {
         Some(Step::now(id, Action::MoveMemory(order?)))
     }
 
-    /// What of a VM's memory may come home.
+    /// The parts of a VM's memory that may come home.
     fn areas(
         &self,
         world: &World,

@@ -1,9 +1,9 @@
-//! A migration is taken on.
+//! The next step of each migration.
 
 use super::{Now, Propose};
 use crate::{Action, Reason, Step};
 
-/// What comes next is in what is [under way](crate::migration::Migration).
+/// Proposes the order that a [`Migration`](crate::migration::Migration) has due.
 pub struct Migrating;
 
 impl Propose for Migrating {

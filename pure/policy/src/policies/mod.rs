@@ -59,7 +59,7 @@ pub trait Propose {
 /// What each policy remembers.
 #[derive(Clone, Debug, Default)]
 pub struct Memories {
-    /// Of scheduling; it is shown.
+    /// The memory of scheduling. Clients are shown parts of it.
     pub scheduling: SchedulingMemory,
     vcpu_memory: VcpuMemory,
     homing: HomingMemory,
@@ -88,7 +88,7 @@ pub fn decide(world: &World, policies: &Policies, memories: &mut Memories, now_n
 }
 
 impl Memories {
-    /// Until when memory of a VM that could not be moved rests.
+    /// Until when memory of a VM rests that could not be moved.
     pub fn memory_rests_until_ns(&self, id: VmId, now_ns: u64) -> Option<u64> {
         self.homing.rests_until_ns(id, now_ns)
     }

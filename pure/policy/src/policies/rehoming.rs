@@ -27,7 +27,7 @@ pub struct RehomingMemory {
     seen: PerVm<Seen>,
 }
 
-/// What was taken in of a VM.
+/// What the last decision about a VM has taken into account.
 #[derive(Clone, Debug, Default)]
 struct Seen {
     look: u64,
@@ -61,7 +61,7 @@ impl Propose for Rehoming<'_> {
 }
 
 impl Rehoming<'_> {
-    /// What becomes of a re-home now, and what is to be done for that.
+    /// The next state of a re-home, and the steps that it needs.
     fn take_on(&self, now: &Now<'_>, id: VmId, vm: &Vm, steps: &mut Vec<Step>) {
         let Some(rehome) = vm.homing.rehome.as_ref().filter(|rehome| rehome.is_active()) else { return };
         let mut next = rehome.clone();

@@ -153,7 +153,7 @@ impl SchedulingMemory {
     fn decide(&mut self, settings: &Settings, world: &World, reading: &HostReading, wanted: &mut Wanted) {
         let periods = world.periods();
         if self.last.machine != periods.machine_number() {
-            // What they remember is of places that are others now.
+            // The schedulers remember positions of the machine before.
             self.schedulers.clear();
         }
         let Prepared { mut vcpus, policies: of, readings, reaches } = prepare_input(world, reading);
@@ -268,7 +268,7 @@ impl SchedulingMemory {
         let policy = mask.step.last.as_ref().map_or(vm.scheduling.policy, |last| last.why.policy);
         let node =
             mask.policy.as_ref().and_then(|mask| mask.place(machine)).map(|place| machine.node_at(place));
-        // Of the policy that has confined it, also when that is not its VM's any more.
+        // The reason names the policy that has confined it, even if its VM has another one by now.
         let before = || self.shown.get(&id)?.1.get(&vcpu).filter(|_| mask.released);
         let shown = self.shown(id, vm, vcpu).or_else(before).map(|shown| shown.analysis);
         let why = Why {

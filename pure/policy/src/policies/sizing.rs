@@ -118,7 +118,7 @@ impl Sizing<'_> {
     }
 }
 
-/// What becomes of a change, and what QEMU is asked for.
+/// The next state of a change of size, and the requests to QEMU that it needs.
 fn propose(id: VmId, resize: Resize, requests: Vec<Request>, steps: &mut Vec<Step>) {
     let node = resize.guest_node;
     steps.push(Step::now(id, Action::SizeNode(resize)));

@@ -1,6 +1,6 @@
 //! Why the memory of a guest node stays behind when its vCPUs run where no guest node is at home.
 //!
-//! Nothing is decided here. The policy for homes, its operator and the kernel have decided; this says what for.
+//! Nothing is decided here: this explains what the policy for homes, the operator and the kernel have decided.
 
 use super::{Memories, rehoming::node_views};
 use crate::{

@@ -82,25 +82,25 @@ pub enum ChannelEvent {
     FoundUnplugged,
     /// An earlier vnumad's channel was taken over; the next publication has this generation.
     Recovered(u64),
-    /// It could not be.
+    /// Taking it over has failed.
     RecoverFailed,
-    /// It is to go.
+    /// It is to be unplugged.
     DetachRequested,
     /// The guest has let go of it, and the request is answered.
     DetachDone,
-    /// It has not.
+    /// The guest has not let go of it.
     DetachFailed,
     /// The device is gone, whoever asked for that.
     Released,
-    /// A publication goes out.
+    /// A publication is being written.
     PublishStarted,
-    /// It went out; the next one has this generation.
+    /// The publication is written; the next one has this generation.
     Published(u64),
-    /// It did not.
+    /// The publication failed.
     PublishFailed,
     /// A vCPU is being replugged.
     ReplugStarted(Replug),
-    /// That has ended, one way or the other.
+    /// The replug has succeeded or failed.
     ReplugEnded,
     /// The connection to the hypervisor is lost: nothing that was asked for is answered any more.
     ConnectionLost,

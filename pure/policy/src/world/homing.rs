@@ -19,7 +19,7 @@ const SECOND_NS: u64 = 1_000_000_000;
 pub struct Homing {
     /// When what is displaced comes home.
     pub policy: MemoryPolicy,
-    /// What was decided before this time does not count any more: its policy is another one, or it gets another home.
+    /// Decisions from before this time do not count any more: since then the VM has another policy, or a guest node another home.
     pub since_ns: u64,
     /// Number of the last observation that has ended; 0: there was none.
     pub look: u64,
@@ -27,15 +27,15 @@ pub struct Homing {
     pub observed: Option<Arc<MemoryObservation>>,
     /// Why the last one failed.
     pub problem: Option<String>,
-    /// One that is under way, and when the next one is due.
+    /// The observation that is under way, and when the next one is due.
     pub observation: Task<u64, ()>,
-    /// Until then another one would cost more than it may.
+    /// Before this time another observation would exceed its share of CPU time.
     pub rests_until_ns: u64,
-    /// How hot its memory is.
+    /// What is known of the heat of its memory.
     pub hotness: HotnessWatch,
     /// The last guest node that got another home on request, or gets it.
     pub rehome: Option<Rehome>,
-    /// When that began.
+    /// When that re-home began.
     pub rehome_ns: Option<u64>,
     /// Guest nodes that were sized, or are not sized as the configuration says.
     pub sizes: BTreeMap<GuestNodeId, NodeSizing>,
@@ -57,9 +57,9 @@ pub struct HotnessWatch {
     pub problem: Option<String>,
     /// Number of the last watch that has ended; 0: there was none.
     pub(crate) watch: u64,
-    /// One that is under way.
+    /// The watch that is under way.
     pub task: Task,
-    /// Until then the last one holds: what it showed, or that it would fail again.
+    /// Until this time the last watch holds, or, if it failed, no other one is tried.
     holds_until_ns: u64,
 }
 
@@ -68,7 +68,7 @@ impl HotnessWatch {
         now_ns < self.holds_until_ns
     }
 
-    /// What is known and holds.
+    /// The heat, if the last watch still holds and says something.
     pub(crate) fn now(&self, now_ns: u64) -> Option<&Hotness> {
         self.known.as_deref().filter(|known| self.holds(now_ns) && known.says_something())
     }
@@ -121,7 +121,7 @@ impl Vm {
             let memory = node.memory.as_ref()?;
             area(node.id, memory, memory.size_bytes)
         });
-        // Where nothing is plugged there is nothing but a hole.
+        // A device of which nothing is plugged is all holes.
         let devices = self.description.memory_devices.iter().filter(|device| device.plugged_bytes > 0);
         let plugged =
             devices.filter_map(|device| area(device.guest_node, &device.memory, device.plugged_bytes));
@@ -177,7 +177,7 @@ impl Vm {
 }
 
 impl World {
-    /// What displaced memory of a VM does is decided by another policy now. Returns the one before.
+    /// Sets the memory policy of a VM. Returns the one before.
     pub fn set_memory_policy(&mut self, id: VmId, policy: MemoryPolicy, now_ns: u64) -> Option<MemoryPolicy> {
         let vm = self.vms.get_mut(&id)?.vm.as_mut()?;
         let before = std::mem::replace(&mut vm.homing.policy, policy);
@@ -194,7 +194,7 @@ impl World {
         Some(before)
     }
 
-    /// A VM is to be observed at once. False: that would cost more than it may, and what was seen last has to do.
+    /// Asks for a look at a VM's memory now. False: another look would cost too much, so that the last one has to do.
     pub fn observe_now(&mut self, id: VmId, now_ns: u64) -> bool {
         let Some((_, vm)) = self.vm_mut(id) else { return false };
         if vm.homing.observation.is_under_way() {
@@ -207,7 +207,7 @@ impl World {
         true
     }
 
-    /// An observation has begun: of this memory.
+    /// Begins a look at a VM's memory. Returns its task and that memory.
     pub fn observation_begun(&mut self, id: VmId) -> Option<(TaskId, Vec<MemoryArea>)> {
         let task = self.next_task(id);
         let (_, vm) = self.vm_mut(id)?;
@@ -215,7 +215,7 @@ impl World {
         Some((task, vm.memory_areas()))
     }
 
-    /// An observation has ended. The next one is due if somebody goes by it.
+    /// A look has ended. The next one is due at an interval if a policy of the VM needs looks.
     pub fn note_observation(
         &mut self,
         task: TaskId,
@@ -235,7 +235,7 @@ impl World {
                 homing.rests_until_ns = now_ns.saturating_add(rest_ns);
                 (homing.observed, homing.problem) = (Some(Arc::new(observed)), None);
             }
-            // It may be as dear as one that succeeds.
+            // A failed look may cost as much as one that succeeds.
             Err(problem) => {
                 homing.rests_until_ns = now_ns.saturating_add(SECOND_NS);
                 homing.problem = Some(problem);
@@ -255,7 +255,7 @@ impl World {
         self.vms.values().filter_map(|managed| managed.vm.as_ref()).filter(|vm| shares(vm)).count()
     }
 
-    /// A watch of how hot a VM's memory is has begun: of this memory.
+    /// Begins a watch of the heat of a VM's memory. Returns its task and that memory.
     pub fn hotness_begun(&mut self, id: VmId) -> Option<(TaskId, Vec<MemoryArea>)> {
         let task = self.next_task(id);
         let (_, vm) = self.vm_mut(id)?;
@@ -263,7 +263,7 @@ impl World {
         Some((task, vm.memory_areas()))
     }
 
-    /// It has ended.
+    /// A watch has ended.
     pub fn note_hotness(
         &mut self,
         task: TaskId,

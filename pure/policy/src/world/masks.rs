@@ -42,7 +42,7 @@ pub struct PolicyMask {
 }
 
 impl PolicyMask {
-    /// The place on this machine. The host may have changed since it was chosen.
+    /// The place that the CPUs belong to on this machine. `None`: the host has changed, and has none of them.
     pub fn place(&self, machine: &Machine) -> Option<Place> {
         let domain = self.cpus.iter().find_map(|cpu| machine.domain_of(cpu))?;
         Some(if self.of_cache { Place::Cache(domain) } else { Place::Node(machine.domains[domain].node) })
@@ -60,7 +60,7 @@ pub struct Confine {
     pub why: Why,
 }
 
-/// The last step that was made.
+/// The last change of a mask that was made.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LastStep {
     /// When.
@@ -73,7 +73,7 @@ pub struct LastStep {
     pub caused_by: Option<String>,
 }
 
-/// A step that is being made.
+/// A change of a mask that is under way.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Confining {
     /// What it is to be confined to. `None`: its operator's mask.
@@ -110,17 +110,17 @@ impl VcpuMask {
         affinity.map(|mask| &mask.cpus).or(self.operator.as_ref())
     }
 
-    /// Does a policy confine it, or is that being changed?
+    /// Does a policy confine it, or is its mask being changed?
     pub fn is_in_use(&self) -> bool {
         self.policy.is_some() || self.step.is_under_way()
     }
 
-    /// Is it as it is wanted?
+    /// Has it the mask that is wanted?
     pub fn is_settled(&self) -> bool {
         !self.step.is_under_way() && self.step.wanted.is_none() && !self.released
     }
 
-    /// Somebody else has set this mask.
+    /// Somebody else has set this mask, which is the operator's from now on.
     pub fn set_by_operator(&mut self, mask: Option<CpuSet>, now_ns: u64) {
         self.released = false;
         (self.operator, self.policy, self.step.wanted, self.narrowed_ns) = (mask, None, None, None);

@@ -38,7 +38,7 @@ impl MemoryMoved {
 pub struct LastMemoryMove {
     /// What was wanted, and why.
     pub order: MoveMemory,
-    /// Its figures are made of accesses that are assumed: nothing is counted on this host.
+    /// Its figures rest on assumed accesses, as nothing is counted on this host.
     pub assumed: bool,
     /// When it began, nanoseconds.
     pub began_ns: u64,
@@ -51,7 +51,7 @@ pub struct LastMemoryMove {
 /// How the memory of a VM is moved.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct MemoryMoves {
-    /// One that is wanted or under way, and the last one.
+    /// The move that is wanted or under way, and the last one.
     pub task: Task<MoveMemory, LastMemoryMove, LastMemoryMove>,
     /// Moves that have ended.
     pub count: u64,
@@ -72,7 +72,7 @@ impl MemoryMoves {
 }
 
 impl World {
-    /// A move has begun.
+    /// Begins a move.
     pub fn memory_begun(
         &mut self,
         id: VmId,
@@ -92,7 +92,7 @@ impl World {
         Some((task, begun))
     }
 
-    /// A move has got so far, or has ended. Returns what is known of it, if it is under way.
+    /// Notes how far a move is, or that it has ended. Returns the move. `None`: it is not under way.
     pub fn memory_moved(
         &mut self,
         task: TaskId,

@@ -100,7 +100,7 @@ pub struct VmScheduling {
     pub policy: Policy,
     /// Since when the masks are the operator's: those that an earlier vnumad left have been given back. `None`: not yet.
     pub clean_ns: Option<u64>,
-    /// Giving these back, and why that failed the last time.
+    /// The task of giving these masks back, and why that failed last.
     pub restore: Task<(), (), String>,
     /// By APIC id.
     pub masks: BTreeMap<ApicId, VcpuMask>,
@@ -153,7 +153,7 @@ pub struct Vm {
     pub homing: Homing,
     /// What was published.
     pub stats: PublicationStats,
-    /// When it was found, and when it was described last.
+    /// When it was found.
     pub found_ns: u64,
     /// When it was described last, or asked to be.
     pub described_ns: u64,
@@ -169,7 +169,7 @@ pub struct Vm {
     pub migration: Option<Migration>,
 }
 
-/// Is the VM that this describes elsewhere?
+/// Has the VM left for another host, by this description?
 pub fn has_left(description: &VmDescription) -> bool {
     description.run_state == RunState::Left
 }
@@ -228,13 +228,13 @@ impl Vm {
         self.migration.as_ref().is_some_and(|migration| !migration.phase().is_over())
     }
 
-    /// The channel's device that is to go, where nothing else is under way with it.
+    /// The unplug of the channel's device, if one is wanted and nothing else is under way with the channel.
     fn waiting_unplug(&self) -> Option<&Unplug> {
         let idle = matches!(self.channel, ChannelState::Attached(_) | ChannelState::Lost);
         self.unplug.as_ref().filter(|_| idle && !self.is_migrating())
     }
 
-    /// What is due as the guest has not let go of its channel's device. `answers`: its hypervisor can be asked.
+    /// The next step for a guest that has not released its channel's device. `answers`: its hypervisor can be asked.
     pub(crate) fn unplug_step(&self, answers: bool, now_ns: u64) -> Option<UnplugStep> {
         self.waiting_unplug()?.step(answers, now_ns)
     }
@@ -367,11 +367,11 @@ impl Vm {
     }
 }
 
-/// Result of an observation of a vCPU.
+/// What an observation of a vCPU has changed.
 enum Located {
     /// Nothing changed that a decision depends on.
     AsBefore,
-    /// Something changed. If the node did: the old one and the new one.
+    /// Something changed. With the old and the new node if these differ.
     Anew(Option<(HostNodeId, HostNodeId)>),
 }
 
@@ -395,7 +395,7 @@ pub struct ManagedVm {
 }
 
 impl ManagedVm {
-    /// A candidate that was just listed.
+    /// A VM of which only what the backend has listed is known.
     pub fn new(candidate: VmCandidate, now_ns: u64) -> Self {
         let VmCandidate { handle, name: fallback_name, instance, abilities } = candidate;
         Self { handle, fallback_name, instance, abilities, link: Link::new(now_ns), process: None, vm: None }
@@ -538,23 +538,23 @@ impl World {
         }
     }
 
-    /// The id of something that begins with a VM.
+    /// A new id for a task of a VM.
     pub fn next_task(&mut self, vm: VmId) -> TaskId {
         self.tasks += 1;
         TaskId { vm, number: self.tasks }
     }
 
-    /// Something is to be done with a VM.
+    /// Adds a step that an operator, or something that is under way, wants.
     pub fn add_step(&mut self, vm: VmId, action: Action) {
         self.wanted.push(Step::now(vm, action));
     }
 
-    /// Takes out what is wanted so.
+    /// Takes out the steps that [`Self::add_step`] has added.
     pub fn take_wanted(&mut self) -> Vec<Step> {
         std::mem::take(&mut self.wanted)
     }
 
-    /// What is wanted so.
+    /// The steps that [`Self::add_step`] has added.
     pub(crate) fn wanted(&self) -> &[Step] {
         &self.wanted
     }

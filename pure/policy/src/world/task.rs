@@ -9,12 +9,12 @@
 
 use vnuma_model::VmId;
 
-/// Names something that has begun, as nothing else.
+/// The id of a task that has begun. No other task has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TaskId {
     /// The VM.
     pub vm: VmId,
-    /// No other task has it.
+    /// Counts the tasks of all VMs.
     pub number: u64,
 }
 
@@ -35,12 +35,12 @@ impl<W, B, E> Default for Task<W, B, E> {
 }
 
 impl<W, B, E> Task<W, B, E> {
-    /// It is wanted.
+    /// A task that is wanted and has not begun.
     pub fn wanted(what: W) -> Self {
         Self { wanted: Some(what), ..Self::default() }
     }
 
-    /// It begins.
+    /// The task begins.
     pub fn begin(&mut self, id: TaskId, what: B) {
         (self.wanted, self.begun) = (None, Some((id, what)));
     }
@@ -60,12 +60,12 @@ impl<W, B, E> Task<W, B, E> {
         self.begun.as_ref().is_some_and(|(begun, _)| *begun == id)
     }
 
-    /// What is under way with this id, to change.
+    /// What is known of the task that is under way, if it has this id.
     pub fn get_mut(&mut self, id: TaskId) -> Option<&mut B> {
         self.begun.as_mut().filter(|(begun, _)| *begun == id).map(|(_, what)| what)
     }
 
-    /// It ends, if what is under way has this id.
+    /// Ends the task that is under way, if it has this id, and returns what was known of it.
     pub fn end(&mut self, id: TaskId) -> Option<B> {
         self.begun.take_if(|(begun, _)| *begun == id).map(|(_, what)| what)
     }
