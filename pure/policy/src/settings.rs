@@ -23,7 +23,7 @@ pub struct Policies {
     pub memory: MemorySettings,
     /// How guest nodes are sized by themselves.
     pub sizes: SizeSettings,
-    /// When guest nodes get other homes by themselves.
+    /// When guest nodes get another home by themselves.
     pub rehome: RehomeSettings,
 }
 

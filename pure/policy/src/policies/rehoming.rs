@@ -12,7 +12,7 @@ use crate::{
 use std::collections::BTreeSet;
 use vnuma_model::{GuestNodeId, HostNodeId};
 
-/// Asks for re-homes as the [`Rehomer`] says.
+/// Proposes the steps of re-homes, and asks for those that the [`Rehomer`] decides on.
 pub struct Rehoming<'a> {
     /// Settings.
     pub policies: &'a Policies,
@@ -20,7 +20,7 @@ pub struct Rehoming<'a> {
     pub period: &'a LastPeriod,
 }
 
-/// What is remembered of where vCPUs stay.
+/// What rehoming remembers of where vCPUs stay.
 #[derive(Clone, Debug, Default)]
 pub struct RehomingMemory {
     pub(super) rehomer: Rehomer,
@@ -93,7 +93,7 @@ impl Rehoming<'_> {
         steps.extend(actions.into_iter().map(|action| Step::now(id, action)));
     }
 
-    /// The memory of a VM was looked at: a guest node that gets another home by itself, if one does.
+    /// After a look at the memory of a VM: the guest node that gets another home by itself, if one does.
     fn decide(&self, now: &Now<'_>, id: VmId, vm: &Vm, rehomer: &mut Rehomer) -> Option<RehomeWish> {
         if vm.is_rehomed() || vm.is_resized() || vm.waits() || vm.is_migrating() {
             return None;
@@ -105,7 +105,7 @@ impl Rehoming<'_> {
     }
 }
 
-/// Memory of a guest node goes to its new home.
+/// The move of a guest node's memory to its new home.
 fn order(world: &World, rehome: &Rehome, part: Part, area: &MemoryArea) -> MoveMemory {
     let total_kib = world.host.node(rehome.to).map_or(0, |node| node.memory_total_kib);
     MoveMemory {

@@ -22,14 +22,14 @@ const COUNTED_NS: u64 = 120_000_000_000;
 /// Asks each policy that is in use, once a period. Threads that run no vCPU follow.
 pub struct Scheduling<'a>(pub &'a Settings);
 
-/// What is kept from period to period.
+/// What scheduling remembers from period to period.
 #[derive(Clone, Debug, Default)]
 pub struct SchedulingMemory {
-    /// Of each policy that is in use.
+    /// The scheduler of each policy that is in use.
     schedulers: BTreeMap<Policy, Scheduler>,
-    /// Bounds of the last decisions.
+    /// The bounds of each policy's last decision.
     bounds: BTreeMap<Policy, Bounds>,
-    /// Of each VM: its policy, and what the last periods showed it of its vCPUs.
+    /// By VM: its policy, and what the last periods showed it of its vCPUs.
     shown: BTreeMap<VmId, (Policy, BTreeMap<ApicId, Shown>)>,
     pub(super) last: LastPeriod,
 }
@@ -41,16 +41,16 @@ pub struct LastPeriod {
     pub(super) number: u64,
     /// Number of the machine that positions are of.
     pub(super) machine: u64,
-    /// When it ended.
+    /// When the period ended.
     pub time_ns: u64,
     /// vCPUs.
     pub vcpus: Vec<VcpuSample>,
-    /// Whether their counts are assumed.
+    /// Whether the counts of each vCPU are assumed.
     pub assumed: Vec<bool>,
     pub(super) reaches: Vec<Reach>,
     /// `vprobe` is in use.
     pub(super) vprobe: bool,
-    /// VMs whose vCPUs that wants elsewhere.
+    /// VMs whose vCPUs `vprobe` wants elsewhere.
     pub(super) placed: BTreeSet<VmId>,
 }
 
@@ -90,10 +90,10 @@ pub enum Quality {
     Assumed,
 }
 
-/// The input of a period, with what is needed to understand what comes out.
+/// The input of a period, with what is needed to read the decision.
 struct Prepared<'a> {
     vcpus: Vec<VcpuSample>,
-    /// Policy of each.
+    /// The policy of each vCPU.
     policies: Vec<Policy>,
     readings: Vec<&'a VcpuReading>,
     reaches: Vec<Reach>,
@@ -232,7 +232,7 @@ impl SchedulingMemory {
         known.1.insert(sample.key.vcpu, shown);
     }
 
-    /// A policy wants steps. What it wanted before does not count any more.
+    /// Notes the steps that a policy wants, in place of those that it wanted before.
     fn want(&self, world: &World, decision: Decision, wanted: &mut Wanted) {
         for step in decision.steps {
             let VcpuKey { vm: id, vcpu } = step.key;
@@ -287,7 +287,7 @@ impl SchedulingMemory {
 }
 
 impl LastPeriod {
-    /// What they were given, in the form of the schedulers.
+    /// What the schedulers were given.
     pub(super) fn input<'a>(&'a self, machine: &'a Machine, reading: &'a HostReading) -> Input<'a> {
         let (reaches, vcpus) = (&self.reaches, &self.vcpus);
         Input { machine, reaches, cpus: &reading.cpus, vcpus, period_ns: reading.period_ns }
@@ -376,7 +376,7 @@ fn prepare_input<'a>(world: &World, reading: &'a HostReading) -> Prepared<'a> {
     prepared
 }
 
-/// Tells vCPUs that waited for a CPU from those that had no quota, and says how much time each is entitled to.
+/// Divides the waiting of vCPUs into that for a CPU and that for quota, and says how much time each is entitled to.
 fn divide_time(
     machine: &Machine,
     reading: &HostReading,

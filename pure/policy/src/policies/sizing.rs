@@ -12,7 +12,7 @@ use crate::{
 use std::collections::BTreeMap;
 use vnuma_model::{GuestNodeId, HostNodeId, Rest};
 
-/// Asks for other sizes as [`decide_size`] says.
+/// Proposes the steps of changes of size, and asks for those that [`decide_size`] decides on.
 pub struct Sizing<'a>(pub &'a SizeSettings);
 
 /// What is remembered of guest nodes that are sized.
@@ -29,9 +29,9 @@ struct OfVm {
 struct OfNode {
     /// When it was changed last.
     changed_ns: Option<u64>,
-    /// Until when the last change and the operator's last word were taken in.
+    /// Changes that have ended, and words of the operator, up to this time were taken into account.
     noticed_ns: u64,
-    /// It is left alone, as it has not done what it was asked for.
+    /// It is left alone, as its guest has not done what it was asked for.
     rest: Option<Rest>,
 }
 

@@ -31,7 +31,7 @@ pub struct VcpuMemory {
 }
 
 impl VcpuMemory {
-    /// Takes in a move that has ended since the last decision.
+    /// Notes a move that has ended since the last decision.
     fn notice(&mut self, id: VmId, vm: &Vm) {
         let Some(last) = vm.scheduling.memory.shown() else { return };
         let (Some(ended_ns), MemoryReason::Nearer(_)) = (last.ended_ns, &last.order.why) else { return };

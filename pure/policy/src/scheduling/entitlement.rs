@@ -36,17 +36,16 @@ pub struct Want {
     pub apart: bool,
 }
 
-/// What it could have done.
+/// What a vCPU could have done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Entitlement {
-    /// Of its waiting: the part that another CPU would have ended.
+    /// The part of its waiting that another CPU would have ended.
     pub waited_ns: u64,
     /// CPU time that it is entitled to. It is what it wanted, if there is enough for all.
     pub entitled_ns: u64,
 }
 
-/// Divides so much CPU time. Groups that are not there count as the root, and a parent that does not come before its group
-/// as well.
+/// Divides CPU time. Groups that are not there count as the root, and so does a parent that does not come before its group.
 pub fn entitle(groups: &[CpuGroup], wants: &[Want], capacity_ns: u64, period_ns: u64) -> Vec<Entitlement> {
     let mut tree = Tree::new(groups, wants);
     tree.limit(period_ns);

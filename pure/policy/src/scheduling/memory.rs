@@ -81,13 +81,13 @@ pub struct MemoryInput<'a> {
     pub now_ns: u64,
 }
 
-/// A move that would pay, of all that can be moved from a node to another.
+/// A move that would pay: of all memory that can go from one node to another.
 #[derive(Clone, Copy, Debug)]
 struct Proposal {
     pair: (usize, usize),
     /// A period's saving, in tenths of a local access.
     saving: f64,
-    /// Part of it by vCPUs that cannot run where the memory is.
+    /// The part of the saving by vCPUs that cannot run where the memory is.
     cannot: f64,
     movable_kib: u64,
     /// Accesses of a period that get remote by it, less those that get local.
@@ -104,7 +104,7 @@ struct Remembered {
     held: Option<((usize, usize), u32)>,
     /// When memory came to a node last.
     arrived: BTreeMap<usize, u64>,
-    /// Until then nothing is tried.
+    /// Before this time nothing is tried.
     rests_until_ns: u64,
 }
 
@@ -247,7 +247,7 @@ impl<'a> Flows<'a> {
         best
     }
 
-    /// What follows if all that can be moved is moved.
+    /// The saving and its parts if all memory that can be moved is moved.
     fn proposal(&self, memory: &VmMemory, pair: (usize, usize)) -> Option<Proposal> {
         let (from, to) = pair;
         let machine = self.input.machine;

@@ -16,7 +16,7 @@ use super::{Task, VcpuMask, Vm, VmId, World};
 use std::collections::BTreeSet;
 use vnuma_model::CpuSet;
 
-/// With each of so many resyncs (every 10 s by default) threads that follow are looked at: for threads that are new, and masks that
+/// Every so many resyncs (10 s by default) threads that follow are looked at, for new threads and for masks that
 /// others have set.
 const LOOK: u32 = 5;
 
@@ -25,15 +25,15 @@ const LOOK: u32 = 5;
 pub struct Others {
     /// CPUs that they are kept to, each within its operator's mask. `None`: they have that mask.
     pub kept: Option<CpuSet>,
-    /// What is being set. Wanted: where their vCPUs are may have changed, or it is time to look for new threads.
+    /// The CPUs that are being set. Wanted: their vCPUs may have moved, or it is time to look for new threads.
     pub follow: Task<(), Option<CpuSet>>,
     /// Threads that are kept.
     pub threads: usize,
     /// The mask of the main thread, which new threads begin with, and its operator's.
     pub inherited: Option<(CpuSet, CpuSet)>,
-    /// Why they could not be kept, the last time.
+    /// Why the last attempt to keep them failed.
     pub problem: Option<String>,
-    /// Resyncs since they were looked at.
+    /// Resyncs since the last look at them.
     pub resyncs: u32,
 }
 
@@ -70,7 +70,7 @@ impl World {
         Some(domains.flat_map(|domain| machine.domains[domain].cpus.iter()).collect())
     }
 
-    /// A VM's vCPUs may be on other nodes now.
+    /// The vCPUs of a VM may be on other nodes now: its other threads are to follow.
     pub(super) fn others_look(&mut self, id: VmId) {
         if let Some(vm) = self.vms.get_mut(&id).and_then(|managed| managed.vm.as_mut()) {
             vm.scheduling.others.follow.wanted = Some(());
@@ -78,7 +78,7 @@ impl World {
         }
     }
 
-    /// A resync.
+    /// Counts a resync. Threads that follow are looked at again when enough have passed.
     pub fn look_at_others(&mut self) {
         for (&id, managed) in &mut self.vms {
             let Some(others) = managed.vm.as_mut().map(|vm| &mut vm.scheduling.others) else { continue };

@@ -1,4 +1,4 @@
-//! What a period showed of the host's vCPUs and their masks. It is noted here, and decides nothing.
+//! What a period has shown of the host's vCPUs and their masks. It is noted here; nothing is decided.
 
 use super::{
     ManagedVm, VmId, World,
@@ -30,17 +30,17 @@ pub struct Periods {
     layout: Arc<CpuLayout>,
     /// CPUs of the host.
     online: CpuSet,
-    /// The machine is not that of the host and the layout any more.
+    /// The host has changed since the machine was made.
     stale: bool,
-    /// Machines so far.
+    /// How many machines were made so far.
     machines: u64,
-    /// Readings so far.
+    /// How many readings there were so far.
     readings: u64,
     last: Option<Box<HostReading>>,
 }
 
 impl Periods {
-    /// The host is another one.
+    /// The host has changed: another machine is made with the next reading.
     pub(super) fn host_changed(&mut self) {
         self.stale = true;
     }
@@ -50,7 +50,7 @@ impl Periods {
         &self.machine
     }
 
-    /// A number that the machine alone has: positions in another one are others.
+    /// The machine's number. Positions are valid for the machine with this number only.
     pub(crate) fn machine_number(&self) -> u64 {
         self.machines
     }
@@ -75,7 +75,7 @@ impl Periods {
         self.last.as_ref().map_or(0, |last| last.period_ns)
     }
 
-    /// Takes in the host. True if it is another one.
+    /// Makes the machine if the host or its layout has changed. True if it was made.
     fn prepare(&mut self, host: &HostTopology, layout: &Arc<CpuLayout>) -> bool {
         let same = Arc::ptr_eq(&self.layout, layout) || self.layout == *layout;
         if !self.stale && !self.machine.nodes.is_empty() && same {
@@ -128,7 +128,7 @@ impl World {
         changes
     }
 
-    /// Takes in the masks that were read.
+    /// Compares the masks that were read with those that are known. Returns those that somebody else has set.
     fn see_masks(&mut self, reading: &HostReading) -> Vec<MaskChange> {
         let online = &self.periods.online;
         let mut changes = Vec::new();
@@ -155,7 +155,7 @@ impl World {
         changes
     }
 
-    /// The mask of a vCPU, to change.
+    /// The mask of a vCPU.
     pub fn mask_mut(&mut self, id: VmId, vcpu: ApicId) -> Option<&mut VcpuMask> {
         self.vms.get_mut(&id)?.vm.as_mut()?.scheduling.masks.get_mut(&vcpu)
     }
@@ -174,7 +174,7 @@ impl World {
         (!cpus.is_empty()).then_some(PolicyMask { cpus, of_cache, by: Mechanism::default() })
     }
 
-    /// A step has been made, or somebody else has set another mask. Returns what was made. The last step that is made once more, in
+    /// A change of a mask has ended; `made`: it was made. Returns the step that is worth a report. To set the last mask once more, in
     /// another way, is none.
     pub fn step_ended(
         &mut self,

@@ -107,7 +107,7 @@ impl VcpuReading {
         self.counted == Counted::NoCounters
     }
 
-    /// In the form of the schedulers. `node` is the position of the node that it was on, `home` the node of its guest node's
+    /// The counts in the form of the schedulers. `node` is the position of the node that it was on, `home` the node of its guest node's
     /// memory, if its VM has several guest nodes, and `pages` are its VM's.
     pub fn counts(
         &self,

@@ -58,7 +58,7 @@ pub enum RehomeObstacle {
         "vCPUs {vcpus:?} are confined to other nodes, and not by this vnumad; widen their affinities, or repeat it with --move-pinned"
     )]
     Pinned {
-        /// These.
+        /// The vCPUs.
         vcpus: Vec<ApicId>,
     },
 }
@@ -71,7 +71,7 @@ impl Vm {
         places.into_iter().flatten().map(|(node, kib)| (node, kib.saturating_mul(1024))).collect()
     }
 
-    /// What of it is not on a node, bytes, by the size of its pages, KiB.
+    /// Memory of a guest node that is not on `to`, bytes, by the size of its pages, KiB.
     fn away_from(&self, guest_node: GuestNodeId, to: HostNodeId) -> BTreeMap<u64, u64> {
         let mut away = BTreeMap::new();
         let node = self.description.guest_nodes.iter().find(|node| node.id == guest_node);
@@ -111,7 +111,7 @@ impl Vm {
         self.description.vcpus.iter().filter(is_its).map(|vcpu| vcpu.apic_id).collect()
     }
 
-    /// Its guest knows of its homes, as far as it can be told.
+    /// The guest knows the homes, or has no channel to learn them by.
     fn is_published(&self, policies: &Policies, now_ns: u64) -> bool {
         match self.channel {
             ChannelState::Attached(Publisher::Ready(_)) | ChannelState::Detaching(Publisher::Ready(_)) => {
@@ -148,7 +148,7 @@ impl Vm {
         }
     }
 
-    /// Its memory is being given another home: no policy moves it meanwhile.
+    /// A guest node is getting another home: no policy moves its memory meanwhile.
     pub fn is_rehomed(&self) -> bool {
         self.homing.rehome.as_ref().is_some_and(Rehome::is_active)
     }
@@ -165,7 +165,7 @@ impl Vm {
 }
 
 impl World {
-    /// What would be done, if something can be.
+    /// The re-home that an operator wants, or why it cannot be done.
     pub fn plan_rehome(&self, vm: &Vm, wish: &RehomeWish) -> Result<Rehome, RehomeObstacle> {
         let node = wish.node;
         let observed = vm.homing.observed.as_deref();
@@ -194,7 +194,7 @@ impl World {
         Ok(rehome)
     }
 
-    /// A re-home begins. One that has not ended is given up.
+    /// Begins a re-home. One that is under way is given up.
     pub fn begin_rehome(&mut self, id: VmId, rehome: Rehome, now_ns: u64) {
         if let Some((_, vm)) = self.vm_mut(id) {
             vm.scheduling.memory.task.wanted = None;
@@ -203,7 +203,7 @@ impl World {
         }
     }
 
-    /// An operator ends it. False: there is none.
+    /// Ends a re-home on an operator's request. False: there is none.
     pub fn stop_rehome(&mut self, id: VmId) -> bool {
         let Some((_, vm)) = self.vm_mut(id).filter(|(_, vm)| vm.is_rehomed()) else { return false };
         vm.scheduling.memory.task.wanted.take_if(|order| matches!(order.why, MemoryReason::Rehome(_)));
@@ -215,7 +215,7 @@ impl World {
         true
     }
 
-    /// A re-home is at another step. True: in another phase.
+    /// Stores the next state of a re-home. True if its phase has changed.
     pub fn rehome_changed(&mut self, id: VmId, rehome: Rehome) -> bool {
         let Some((_, vm)) = self.vm_mut(id) else { return false };
         let changed = vm.homing.rehome.as_ref().is_none_or(|before| before.phase() != rehome.phase());

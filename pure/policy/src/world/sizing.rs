@@ -19,13 +19,13 @@ pub enum SizeMode {
 /// What is known of a guest node that grows and shrinks.
 #[derive(Clone, Debug, Default)]
 pub struct NodeSizing {
-    /// What its operator has said; nothing: as the configuration says.
+    /// Who sizes it, as its operator has said. `None`: as the configuration says.
     pub mode: Option<SizeMode>,
     /// The last change.
     pub resize: Option<Resize>,
-    /// When that ended.
+    /// When the last change ended.
     pub(crate) ended_ns: Option<u64>,
-    /// When its operator has said something last.
+    /// When its operator has last said something.
     pub(crate) asked_ns: u64,
 }
 
@@ -37,7 +37,7 @@ pub enum ResizeObstacle {
         "it has no virtio-mem device that vnumad can ask (docs/memory.md says how to start the VM with one)"
     )]
     NoDevice,
-    /// It is no size that it can have.
+    /// It cannot have that size.
     #[error("it can have {least_mib} to {most_mib} MiB")]
     OutOfRange {
         /// The memory that it booted with.
@@ -86,7 +86,7 @@ pub enum ResizeObstacle {
 pub struct ResizeWish {
     /// The guest node.
     pub guest_node: GuestNodeId,
-    /// What it is to have: with what it booted with.
+    /// The wanted size, including the memory that it booted with.
     pub size: WantedSize,
     /// Say what would be done, and do nothing.
     pub dry_run: bool,
@@ -95,9 +95,9 @@ pub struct ResizeWish {
 /// A size, or bounds for the controller, bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WantedSize {
-    /// This.
+    /// This size.
     Fixed(u64),
-    /// From this to that; none: as much as it can have.
+    /// The least and the most. `None`: as much as it can have.
     Auto(u64, Option<u64>),
 }
 
@@ -233,7 +233,7 @@ impl World {
         Ok((SizeMode::Fixed, Some(resize)))
     }
 
-    /// An operator has decided who sizes a guest node. Another change of it is given up.
+    /// An operator has decided who sizes a guest node. A change of it that is under way is given up.
     pub fn begin_resize(
         &mut self,
         id: VmId,
@@ -253,7 +253,7 @@ impl World {
         }
     }
 
-    /// A change begins, or is at another step.
+    /// Stores the next state of a change.
     pub fn resize_changed(&mut self, id: VmId, resize: Resize, now_ns: u64) {
         let Some((_, vm)) = self.vm_mut(id) else { return };
         let sizing = vm.homing.sizes.entry(resize.guest_node).or_default();

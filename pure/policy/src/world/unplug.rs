@@ -1,22 +1,22 @@
-//! A guest that is asked for its channel's device until it lets go of it.
+//! Asks a guest to release its channel's device, again and again until it does.
 //!
-//! A guest that boots or stands still does not see that it is asked. When its kernel is up it sees it no more, but QEMU passes on the
-//! same request again: at once, or after 5 s, by how it plugs into that port. (Not if the first one was made before the guest ran at
-//! all. Then a reset of the guest takes the device.) So it is asked again, at first soon, as most guests boot that fast, and not
+//! A guest that boots or stands still does not see a request, nor does its kernel see it afterwards. But QEMU passes on the same request
+//! again: at once, or after 5 s, by how it plugs into that port. (If the first one was made before the guest ran at all, it does not,
+//! and a reset of the guest takes the device.) So the guest is asked again: at first soon, as most guests boot that fast, and not
 //! without end.
 
 use vnuma_model::Backoff;
 
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// Between being asked for the first and for the second time, and most between two times. QEMU may refuse to ask sooner.
+/// Pause between the first request and the second one, and the longest pause. QEMU may refuse to ask sooner.
 const FIRST_PAUSE_NS: u64 = 6 * SECOND_NS;
 const LAST_PAUSE_NS: u64 = 30 * SECOND_NS;
 
-/// How long it is asked, in all. Longer than a guest boots.
+/// How long a guest is asked in all. A boot takes less.
 pub const UNPLUG_LIMIT_NS: u64 = 600 * SECOND_NS;
 
-/// What is due.
+/// The next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnplugStep {
     /// The guest is asked again.
@@ -25,7 +25,7 @@ pub enum UnplugStep {
     GiveUp,
 }
 
-/// A device that is to go. It is forgotten with the device.
+/// A device that is to be unplugged. It is forgotten with the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unplug {
     ignored: u32,
@@ -36,7 +36,7 @@ pub struct Unplug {
 }
 
 impl Unplug {
-    /// The guest is being asked for the first time.
+    /// The guest is asked for the first time now.
     pub fn new(now_ns: u64) -> Self {
         let until_ns = Some(now_ns.saturating_add(UNPLUG_LIMIT_NS));
         Self {
@@ -47,7 +47,7 @@ impl Unplug {
         }
     }
 
-    /// How often it was asked and kept the device.
+    /// How often the guest was asked and has kept the device.
     pub fn ignored(&self) -> u32 {
         self.ignored
     }
@@ -57,18 +57,18 @@ impl Unplug {
         self.until_ns.is_none()
     }
 
-    /// It was asked, and has the device.
+    /// The guest was asked, and has kept the device.
     pub fn kept(&mut self, now_ns: u64) {
         self.ignored = self.ignored.saturating_add(1);
         self.next_ns = now_ns.saturating_add(self.pauses.pause());
     }
 
-    /// Nobody asks it any more.
+    /// Stops asking.
     pub fn give_up(&mut self) {
         self.until_ns = None;
     }
 
-    /// What is due now. `answers`: its hypervisor can be asked.
+    /// The step that is due now, if one is. `answers`: the hypervisor can be asked.
     pub fn step(&self, answers: bool, now_ns: u64) -> Option<UnplugStep> {
         match self.until_ns? <= now_ns {
             true => Some(UnplugStep::GiveUp),
