@@ -177,8 +177,8 @@ pub trait VmConnection: Send {
     fn channel_attached(&mut self) -> Result<bool, VmError>;
     /// Is the device plugged? If not, removes what is left of an attach that was cut short.
     fn tidy_channel(&mut self) -> Result<bool, VmError>;
-    /// May its device be connected to nobody, as it came along from another host or was there when its process was started? Then it is
-    /// unplugged and plugged anew, where it is not served.
+    /// May the device have no host's end, as it came along from another host or was there when the process was started? If it is not
+    /// served then, it is unplugged and plugged anew.
     fn gets_channel_anew(&self) -> bool {
         false
     }
@@ -235,11 +235,11 @@ pub trait Migrates {
     fn cancel(&mut self) -> Result<(), VmError>;
     /// Has the guest go on at the destination before its memory is there.
     fn start_post_copy(&mut self) -> Result<(), VmError>;
-    /// Was a migration begun here, of which it is told whether the VM has left, and which has not failed?
+    /// Was a migration begun here, has it not failed, and will [`Self::has_left`] say whether the VM has left?
     fn is_leaving(&self) -> bool {
         false
     }
-    /// Did its process end as the VM is at another host? Asked once it has ended; waits a moment for the answer.
+    /// Did the VM's process end because the VM is at another host? Asked once the process has ended; waits a moment for the answer.
     fn has_left(&mut self) -> bool {
         false
     }

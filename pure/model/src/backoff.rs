@@ -15,9 +15,9 @@ impl Backoff {
         Self { next: first, longest }
     }
 
-    /// The same of times, in nanoseconds.
+    /// Pauses between these times, in nanoseconds.
     pub const fn of(first: Duration, longest: Duration) -> Self {
-        // Nobody waits for centuries.
+        // A u64 holds five centuries of them.
         Self::new(first.as_nanos() as u64, longest.as_nanos() as u64)
     }
 
@@ -28,18 +28,18 @@ impl Backoff {
         pause
     }
 
-    /// The same for nanoseconds.
+    /// The same as [`Self::pause`], of pauses in nanoseconds.
     pub fn duration(&mut self) -> Duration {
         Duration::from_nanos(self.pause())
     }
 
-    /// From the pause after the next one on, another one is the longest.
+    /// Sets another longest pause. The next pause stays as it is.
     pub const fn up_to(self, longest: u64) -> Self {
         Self { longest, ..self }
     }
 }
 
-/// Something is left alone after a failure, and longer after the next one.
+/// A rest after a failure, and a longer one after the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rest {
     backoff: Backoff,
@@ -48,28 +48,28 @@ pub struct Rest {
 }
 
 impl Rest {
-    /// It begins with the first failure.
+    /// Before the first failure.
     pub const fn new(first_ns: u64, longest_ns: u64) -> Self {
         Self { backoff: Backoff::new(first_ns, longest_ns), for_ns: 0, until_ns: 0 }
     }
 
-    /// It has failed, again or for the first time.
+    /// Begins the rest after a failure.
     pub fn begin(&mut self, now_ns: u64) {
         self.for_ns = self.backoff.pause();
         self.until_ns = now_ns.saturating_add(self.for_ns);
     }
 
-    /// The end.
+    /// When the last rest ends.
     pub const fn until_ns(&self) -> u64 {
         self.until_ns
     }
 
-    /// How long it still is. `None`: it is over.
+    /// How much of the rest is left. `None`: it is over.
     pub fn left_ns(&self, now_ns: u64) -> Option<u64> {
         self.until_ns.checked_sub(now_ns).filter(|left_ns| *left_ns > 0)
     }
 
-    /// It is not over, or no longer than it took.
+    /// True during the rest, and afterwards for as long as it took.
     pub const fn is_recent(&self, now_ns: u64) -> bool {
         now_ns < self.until_ns.saturating_add(self.for_ns)
     }

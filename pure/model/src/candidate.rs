@@ -61,7 +61,7 @@ impl VmCandidate {
         Self { handle: handle.into(), name: name.into(), instance, abilities: Abilities::default() }
     }
 
-    /// The same, whose hypervisor can do more.
+    /// Sets what the hypervisor can do.
     pub fn with(self, abilities: Abilities) -> Self {
         Self { abilities, ..self }
     }
@@ -75,14 +75,14 @@ pub struct Abilities {
     pub answered_for: bool,
     /// The VM's manager keeps pins of its own, so that vCPUs are confined by asking for that.
     pub pins: bool,
-    /// Where it can be told to migrate to, if it can.
+    /// The destinations that the VM can migrate to, if it can migrate.
     pub migrates: Option<Destinations>,
 }
 
-/// Places that a VM can be told to migrate to.
+/// Destinations that a VM can migrate to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Destinations {
-    /// How they begin. Others could make the hypervisor run a program, or need a descriptor.
+    /// What a destination begins with. Others could make the hypervisor run a program, or need a descriptor.
     pub schemes: &'static [&'static str],
     /// Parameters of a URI that name a program to be run.
     pub programs: &'static [&'static str],
@@ -92,7 +92,7 @@ pub struct Destinations {
 const MAX_DESTINATION: usize = 512;
 
 impl Destinations {
-    /// Can a VM be told to migrate there? If not, why.
+    /// An error says why the VM cannot migrate there.
     pub fn check(&self, destination: &str) -> Result<(), String> {
         let begins = |scheme: &&str| destination.len() > scheme.len() && destination.starts_with(*scheme);
         if !self.schemes.iter().any(begins) {

@@ -40,12 +40,12 @@ pub struct DriverStatus {
 /// all cases.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Steal {
-    /// Of the CPU's own node first, of the longest queue there, the one with the least pressure.
+    /// The one with the least pressure in the longest queue, of the CPU's own node first.
     #[default]
     ByPressure,
     /// The first one of the next CPU that has any, whatever its node.
     Blindly,
-    /// The same, but one with a place only by CPUs of that: the policy steals nothing.
+    /// As [`Self::ByPressure`], but a vCPU with a place is taken only by CPUs of that place: the policy steals nothing.
     WithinPlaces,
 }
 
@@ -56,9 +56,9 @@ pub enum Accesses {
     ByNode(Vec<(HostNodeId, u64)>),
     /// To the node of the CPU that the thread was on, and to all others.
     LocalRemote {
-        /// To its own.
+        /// Accesses to the thread's own node.
         local: u64,
-        /// To others.
+        /// Accesses to all other nodes.
         remote: u64,
     },
     /// Not counted.
@@ -100,7 +100,7 @@ pub enum Counted {
 /// How large the page is that an address is part of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PageKind {
-    /// The smallest.
+    /// A page of the smallest size.
     Base,
     /// A transparent huge page.
     Huge,
@@ -124,7 +124,7 @@ pub struct WatchedRegion {
 /// How far a hypervisor says that a migration is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MigrationStatus {
-    /// There was none.
+    /// There was no migration.
     #[default]
     None,
     /// It connects to the destination, or waits for devices.
@@ -133,7 +133,7 @@ pub enum MigrationStatus {
     Active,
     /// The guest runs at the destination, and its memory follows.
     PostCopy,
-    /// The same, and the connection broke.
+    /// The guest runs at the destination, and the connection broke before all memory was there.
     PostCopyPaused,
     /// It is being cancelled.
     Cancelling,
@@ -141,7 +141,7 @@ pub enum MigrationStatus {
     Cancelled,
     /// The guest is at the destination.
     Completed,
-    /// It failed.
+    /// The migration failed.
     Failed,
 }
 

@@ -1,4 +1,4 @@
-//! A guest node gets another home on request: its memory goes there, then its guest is told, then its vCPUs follow.
+//! A guest node gets another home: its memory goes there, then the new home is published, then its vCPUs follow.
 //!
 //! ```text
 //!   memory ──nothing is left to move──▶ topology ──published──▶ vcpus ──each was moved──▶ done

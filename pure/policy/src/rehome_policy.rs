@@ -1,8 +1,8 @@
 //! When a guest node gets another home by itself: its vCPUs have come to stay where its memory is not.
 //!
-//! A vCPU that goes to the home of another guest node is told to its guest as one of that node: a fine change. Where no guest node is
-//! at home there is nothing to tell, and all its memory is remote for as long as it stays. Then the memory goes after its vCPUs, which
-//! is a coarse change, and is told.
+//! If a vCPU goes to the home of another guest node, that node is published for it: a fine change. If it goes where no guest node is at
+//! home, nothing can be published, and all its memory is remote for as long as it stays. Then the memory follows its vCPUs, and the new
+//! home is published: a coarse change.
 //!
 //! ```text
 //!   all vCPUs of a guest node run on one host node, no guest node's home ──▶ for `settle` ──▶ the accesses since then have cost

@@ -289,7 +289,7 @@ pub enum Command {
     Watch(i32, i32),
     /// Watch a thread no longer.
     Unwatch(i32),
-    /// Moves of these threads need not be known at once, as nobody is told of them; or, with `false`, they need to be.
+    /// Moves of these threads are not published, and may be reported late; or, with `false`, at once again.
     Defer(Vec<i32>, bool),
     /// Read the locations of all these threads, in case an event was lost: (process, thread).
     Look(Vec<(i32, i32)>),

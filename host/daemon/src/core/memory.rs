@@ -21,9 +21,9 @@ impl Core {
             return;
         }
         self.tell_memory(self.name_of(id), &last);
-        // A re-home goes on with what is there now.
+        // A re-home needs a new description to go on.
         if last.moved.bytes > 0 || matches!(last.order.why, MemoryReason::Rehome(_)) {
-            // A guest node may have another home now, and its guest is told then.
+            // A guest node may have another home by now, which is published when the VM is described.
             if let Some((_, vm)) = self.world.vm_mut(id) {
                 vm.described_ns = now_ns;
             }

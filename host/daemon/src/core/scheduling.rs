@@ -138,7 +138,7 @@ impl Core {
         }
     }
 
-    /// scx_vnuma is told of the vCPUs that policies schedule: it lets idle CPUs steal them between two periods.
+    /// The steps by which scx_vnuma learns which vCPUs policies schedule. It lets idle CPUs steal these between two periods.
     pub(super) fn ranks(&mut self) -> Vec<Step> {
         let (mut ranked, mut released, stealing) = (Vec::new(), Vec::new(), self.stealing());
         let rank = |id, ranks, why| Step::now(id, Action::Rank(ranks, why));

@@ -292,8 +292,8 @@ impl Core {
         }
     }
 
-    /// A thread number that two processes claim belongs to one of them: the description that is not true any more may be
-    /// either. Whoever has lost it is described again, and takes it back if it is there.
+    /// Two VMs name the same thread, which belongs to one of them: either description may be out of date. The VM that has lost the thread
+    /// is described again, and takes it back if the thread is still its own.
     fn describe_if_doubtful(&mut self, other: VmId, pid: i32) {
         if self.vm(other).is_some_and(|vm| vm.description.pid != pid) {
             self.ask_if_connected(other, Ask::Describe);

@@ -43,7 +43,7 @@ impl Rests {
         }
     }
 
-    /// Doorbells were taken. The pause, as long as that of the kernel's events, delays an acknowledgement, and nothing that a guest is told.
+    /// Doorbells were taken. The pause, as long as that of the kernel's events, delays acknowledgements, and no publication.
     pub(super) fn took_doorbells(&mut self, now: Instant) {
         self.doorbells = self.doorbells.max(now + REST);
     }

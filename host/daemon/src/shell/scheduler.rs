@@ -1,4 +1,4 @@
-//! scx_vnuma as the thread that sets affinities uses it: threads that it schedules, and the places that it is told of.
+//! scx_vnuma as the thread that sets affinities uses it: the threads that it schedules, and their places.
 //!
 //! ```text
 //!                 place()                              release()
@@ -78,7 +78,7 @@ impl Places {
         self.open.is_some()
     }
 
-    /// Is it loaded, and the one that it was? If so, it is told that vnumad is alive.
+    /// Looks whether scx_vnuma is loaded, and still the same. If so, tells it that vnumad is alive.
     pub(super) fn look(&mut self) -> Look {
         let found = match &self.open {
             Some(scheduler) => match scheduler.check() {
@@ -275,7 +275,7 @@ impl Places {
     }
 }
 
-/// A period may show a thread that ends before it is told of: nothing is wrong then, and nobody would take the problem back.
+/// A thread that a period has shown may end before scx_vnuma learns of it. That is no problem to note, as nothing would clear it.
 fn has_ended(error: &ActError) -> bool {
     match error {
         ActError::Exited { .. } | ActError::ForeignThread { .. } | ActError::Raced { .. } => true,

@@ -179,7 +179,7 @@ impl<'a> Domains<'a> {
         let demand: f64 = histories.iter().map(|history| history.demand).sum();
         let crowded = (demand / cores.max(1.0)).max(1.0) * SLACK;
         let limit = |domain: &Domain| match domain.cores_in(&usable) {
-            // Nobody goes there. What may be there, as masks have changed, is not divided by nothing.
+            // No vCPU goes there. vCPUs may be there after a change of masks, and must not be divided by zero.
             0.0 => f64::from(domain.cores),
             cores => cores,
         };

@@ -59,7 +59,7 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// A period has ended. What each vCPU did has to be told before anything is decided.
+    /// A period has ended. What each vCPU did has to be noted before anything is decided.
     pub(super) fn begin<'a>(
         &'a mut self,
         settings: &'a Settings,
