@@ -1,6 +1,7 @@
 //! VMs that come and go: when, how large, with which devices.
 
 use crate::server::Model;
+use vnuma_random::Rng;
 
 /// Where the sizes are from.
 pub const SOURCE: &str = "VM cores and memory of Azure in 2019: the columns `Azure 2019` of the figures `VM Cores Distribution` and `VM \
@@ -32,37 +33,13 @@ pub struct Vm {
     pub cards: Vec<usize>,
 }
 
-/// SplitMix64 (Steele, Lea, Flood 2014): small, and good enough for this.
-pub struct Seeded(u64);
+/// Below `count`.
+pub fn below(random: &mut Rng, count: usize) -> usize {
+    (random.share() * count as f64) as usize
+}
 
-impl Seeded {
-    /// Of a seed.
-    pub fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    /// The next number.
-    pub fn number(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    /// From 0 to 1, without 1.
-    pub fn share(&mut self) -> f64 {
-        (self.number() >> 11) as f64 / (1_u64 << 53) as f64
-    }
-
-    /// Below `count`.
-    pub fn below(&mut self, count: usize) -> usize {
-        (self.share() * count as f64) as usize
-    }
-
-    fn exponential(&mut self, mean: f64) -> f64 {
-        -mean * (1.0 - self.share()).ln()
-    }
+fn exponential(random: &mut Rng, mean: f64) -> f64 {
+    -mean * (1.0 - random.share()).ln()
 }
 
 /// The value at a quantile.
@@ -85,21 +62,21 @@ fn mean(buckets: &[(u32, u32)]) -> f64 {
 /// for `load` of the fleet's CPUs. The VM at a quantile of cores is at the same quantile of memory: the figures do not tell
 /// how they go together.
 pub fn generate(seed: u64, starts: u32, load: f64, model: Model, servers: usize) -> Vec<Vm> {
-    let mut random = Seeded::new(seed);
+    let mut random = Rng::new(seed);
     let cpus = f64::from(model.cpus()) * servers as f64;
     let lifetime = load * cpus / mean(&CORES);
     let mut now = 0.0;
     let mut vm = || {
-        now += random.exponential(1.0);
+        now += exponential(&mut random, 1.0);
         let size = random.share();
         let cards = match random.share() {
             share if share >= WITH_DEVICE => Vec::new(),
             share if share < WITH_DEVICE * WITH_TWO => (0..crate::server::CARDS).collect(),
-            _ => vec![random.below(crate::server::CARDS)],
+            _ => vec![below(&mut random, crate::server::CARDS)],
         };
         Vm {
             start: now,
-            stop: now + random.exponential(lifetime),
+            stop: now + exponential(&mut random, lifetime),
             vcpus: at(size, &CORES),
             units: u64::from(at(size, &MEMORY_GIB)) << 9,
             cards,
