@@ -3,7 +3,7 @@
 //! | about | order |
 //! |---|---|
 //! | a vCPU | a step that is under way, a move that was asked for, a policy's CPUs |
-//! | the pages of a VM | a move that is under way, a re-home, the way home, the way to its vCPUs |
+//! | the pages of a VM | a move that is under way, a re-home, the way home (not proposed where `vprobe` moves them), the way to its vCPUs |
 //! | the size and the home of a guest node | its size: a look at memory that leads to another size leads to no other home |
 //! | the channel of a VM | attaching or detaching it, a replug, asking for its device again |
 //! | other threads of a VM | follow when none of its vCPUs is on its way |
