@@ -1,5 +1,9 @@
 //! What becomes of displaced memory when it is known how hot it is.
 
+#[path = "common/decide.rs"]
+mod decide;
+
+use decide::decide;
 use proptest::prelude::*;
 use vnuma_model::{PageKind, WatchedRegion};
 use vnuma_policy::{
@@ -67,17 +71,6 @@ fn displaced_memory_is_parted_by_heat_the_hottest_first() {
     assert_eq!(heat.pieces.iter().map(|piece| piece.bytes).sum::<u64>(), 32 * MIB);
     assert_eq!(heat.pieces[0], piece(8, 16, 8, 15));
     assert!(!self::hotness(&[(0, GIB, 0)]).says_something() && elsewhere.says_something());
-}
-
-/// What is decided, and remembered.
-fn decide(
-    repatriator: &mut Repatriator,
-    settings: &MemorySettings,
-    input: &HomeInput<'_>,
-) -> Option<MoveMemory> {
-    let (order, next) = repatriator.weigh(settings, input);
-    repatriator.remember(input.vm, next);
-    order
 }
 
 /// A VM of a guest node of 8 GiB at home on node 0, with pieces of it on node 1.

@@ -1,5 +1,9 @@
 //! What the policies that bring displaced memory home promise, whatever is displaced, full or stuck.
 
+#[path = "common/decide.rs"]
+mod decide;
+
+use decide::decide;
 use proptest::prelude::*;
 use vnuma_policy::{
     memory_move::{HomeCause, LEAST, MemoryPolicy, MemoryReason, MoveMemory, NodeMemory, SAVED_S},
@@ -14,17 +18,6 @@ const PAGE: u64 = 4096;
 
 fn settings() -> MemorySettings {
     MemorySettings { bytes_per_s: 64 * MIB, ..MemorySettings::default() }
-}
-
-/// What is decided, and remembered.
-fn decide(
-    repatriator: &mut Repatriator,
-    settings: &MemorySettings,
-    input: &HomeInput<'_>,
-) -> Option<MoveMemory> {
-    let (order, next) = repatriator.weigh(settings, input);
-    repatriator.remember(input.vm, next);
-    order
 }
 
 /// A VM of two guest nodes of 8 GiB, at home on nodes 0 and 1, with so much of the first one on nodes 1 and 2.
