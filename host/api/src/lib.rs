@@ -74,13 +74,12 @@ pub use scheduling::{
 };
 pub use sizes::{AutoSize, GuestNodeSize, Pluggable, ResizeRequest, ResizeState, SizeBounds, Sizes};
 pub use vm::{
-    ChannelState, DriverMode, GuestNode, Hypervisor, Publication, RefusedGeneration, Vcpu, VcpuState, Vm,
-    VmDevice,
+    ChannelState, DriverMode, GuestNode, Hypervisor, Publication, RefusedGeneration, Vcpu, Vm, VmDevice,
 };
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
-pub use vnuma_model::{HostTopology, PciLink};
+pub use vnuma_model::{HostTopology, PciLink, VcpuState};
 
 /// vnumad's socket by default.
 pub const DEFAULT_SOCKET: &str = "/run/vnuma/vnumad.sock";

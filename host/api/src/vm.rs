@@ -2,9 +2,9 @@
 
 use crate::Generation;
 use serde::{Deserialize, Serialize};
-use std::{collections::BTreeMap, fmt};
+use std::collections::BTreeMap;
 use utoipa::ToSchema;
-use vnuma_model::DistanceMatrix;
+use vnuma_model::{DistanceMatrix, VcpuState};
 
 /// A VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -51,8 +51,9 @@ pub struct Vm {
 }
 
 /// Whether a VM's hypervisor can be asked. Whatever it is, its vCPUs are observed, moved and published.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema, strum::Display)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
 pub enum Hypervisor {
     /// It answers.
     Answers,
@@ -67,8 +68,9 @@ pub enum Hypervisor {
 }
 
 /// A VM's topology channel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema, strum::Display)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
 pub enum ChannelState {
     /// There is none.
     None,
@@ -139,53 +141,15 @@ pub struct VmDevice {
     pub state: VcpuState,
 }
 
-/// How true a guest's view of a vCPU is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum VcpuState {
-    /// It runs on the home of the guest node that the guest uses.
-    True,
-    /// It runs on no guest node's home; the guest uses the nearest one.
-    Approximate,
-    /// The guest uses another node: the right one is published and not yet acknowledged, or not published yet, or
-    /// nothing can be published.
-    Stale,
-    /// It was not observed, or no guest node has a known home.
-    Unknown,
-}
-
-impl fmt::Display for VcpuState {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.serialize(f)
-    }
-}
-
-impl fmt::Display for Hypervisor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.serialize(f)
-    }
-}
-
-impl fmt::Display for ChannelState {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.serialize(f)
-    }
-}
-
 /// How the guest's driver changes the kernel's maps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema, strum::Display)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
 pub enum DriverMode {
     /// In place: CPUs go on running.
     Fast,
     /// By CPU hotplug: each CPU that moves is offline for a moment, and one of them cannot move.
     Safe,
-}
-
-impl fmt::Display for DriverMode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.serialize(f)
-    }
 }
 
 /// A publication that a guest's driver refused, or applied in part only.

@@ -45,7 +45,8 @@ pub use observed::{
 };
 pub use pci::{PciAddress, PciFunction, PciLink, is_pci_address};
 pub use vm::{
-    BackingMapping, GuestNode, MemoryBacking, MemoryDevice, Vcpu, VcpuLocation, VmDescription, VmDevice,
+    BackingMapping, GuestNode, MemoryBacking, MemoryDevice, Vcpu, VcpuLocation, VcpuState, VmDescription,
+    VmDevice,
 };
 pub use words::{NumaPolicy, RunState};
 

@@ -2,7 +2,7 @@
 
 use crate::{ApicId, CpuId, GuestNodeId, HostNodeId, NumaPolicy, PciAddress, RunState};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fmt};
 
 /// What a backend knows of a VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -127,6 +127,28 @@ pub struct VcpuLocation {
     pub pinned: Option<HostNodeId>,
     /// `CLOCK_MONOTONIC` of the observation or the event, nanoseconds.
     pub time_ns: u64,
+}
+
+/// How true a guest's view of a vCPU is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum VcpuState {
+    /// It runs on the home of the guest node that the guest uses.
+    True,
+    /// It runs on no guest node's home; the guest uses the nearest one.
+    Approximate,
+    /// The guest uses another node: the right one is published and not yet acknowledged, or not published yet, or
+    /// nothing can be published.
+    Stale,
+    /// It was not observed, or no guest node has a known home.
+    Unknown,
+}
+
+impl fmt::Display for VcpuState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
+    }
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Which guest node a vCPU belongs to, given where it runs.
 
 use crate::Homes;
-use vnuma_model::{GuestNodeId, HostNodeId, HostTopology};
+use vnuma_model::{GuestNodeId, HostNodeId, HostTopology, VcpuState};
 
 /// The guest node that a vCPU is assigned to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,29 +12,13 @@ pub struct NodeAssignment {
     pub approximate: bool,
 }
 
-/// How true the guest's view of a vCPU is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum VcpuState {
-    /// It is on the home of the guest node that the guest uses for it.
-    True,
-    /// It is on no guest node's home. The guest uses the nearest one.
-    Approximate,
-    /// The guest uses another guest node: published and not yet acknowledged, waiting to be published, or nothing can
-    /// be published.
-    Stale,
-    /// It was not observed, no guest node has a known home, or what the guest uses cannot be known.
-    Unknown,
-}
-
-impl VcpuState {
-    /// Of a vCPU or device whose right node is `target`, and for which the guest uses `used`.
-    pub(crate) fn of(target: Option<NodeAssignment>, used: Option<GuestNodeId>) -> Self {
-        match (target, used) {
-            (None, _) | (_, None) => Self::Unknown,
-            (Some(target), Some(node)) if target.node != node => Self::Stale,
-            (Some(NodeAssignment { approximate: true, .. }), _) => Self::Approximate,
-            _ => Self::True,
-        }
+/// How true the guest's view is of a vCPU or device whose right node is `target`, and for which the guest uses `used`.
+pub(crate) fn state_of(target: Option<NodeAssignment>, used: Option<GuestNodeId>) -> VcpuState {
+    match (target, used) {
+        (None, _) | (_, None) => VcpuState::Unknown,
+        (Some(target), Some(node)) if target.node != node => VcpuState::Stale,
+        (Some(NodeAssignment { approximate: true, .. }), _) => VcpuState::Approximate,
+        _ => VcpuState::True,
     }
 }
 

@@ -1,9 +1,9 @@
 //! The guest node of each PCI function that a VM has of its host, and what the guest uses.
 
 use crate::acked::{AckedTopology, Update};
-use crate::{Homes, NodeAssignment, VcpuState, choose_node};
+use crate::{Homes, NodeAssignment, assignment::state_of, choose_node};
 use std::collections::BTreeMap;
-use vnuma_model::{GuestNodeId, HostNodeId, HostTopology, PciAddress, VmDevice};
+use vnuma_model::{GuestNodeId, HostNodeId, HostTopology, PciAddress, VcpuState, VmDevice};
 
 /// How many devices are published at most: the channel has room for so many.
 const MAX_DEVICES: usize = 256;
@@ -116,7 +116,7 @@ impl Devices {
             published_node: self.published.get(&address).copied(),
             acked_node,
             target_node: device.target.map(|target| target.node),
-            state: VcpuState::of(device.target, acked_node),
+            state: state_of(device.target, acked_node),
         })
     }
 }

@@ -37,7 +37,7 @@ mod vm;
 pub mod world;
 
 pub use acked::Update;
-pub use assignment::{NodeAssignment, VcpuState, choose_node};
+pub use assignment::{NodeAssignment, choose_node};
 pub use devices::DeviceStatus;
 pub use home::{Homes, backings, displaced_bytes, distances, homes, resident_kib};
 pub use plan::{Action, Plan, Ranks, Reason, Step};

@@ -3,11 +3,13 @@
 use crate::acked::{AckedTopology, Update};
 use crate::devices::{DeviceStatus, Devices};
 use crate::{
-    Due, Homes, NodeAssignment, PublishReason, SettlePolicy, Settler, Suppressed, VcpuState, choose_node,
-    distances, homes,
+    Due, Homes, NodeAssignment, PublishReason, SettlePolicy, Settler, Suppressed, assignment::state_of,
+    choose_node, distances, homes,
 };
 use std::collections::{BTreeMap, BTreeSet};
-use vnuma_model::{ApicId, DistanceMatrix, GuestNodeId, HostNodeId, HostTopology, PciAddress, VmDescription};
+use vnuma_model::{
+    ApicId, DistanceMatrix, GuestNodeId, HostNodeId, HostTopology, PciAddress, VcpuState, VmDescription,
+};
 
 /// Where a vCPU is, as far as decisions go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -318,7 +320,7 @@ impl VmPlacement {
             acked_node: acked,
             published_node: (!self.guest_nodes.is_empty()).then_some(vcpu.published),
             target_node: vcpu.target.map(|target| target.node),
-            state: VcpuState::of(vcpu.target, acked),
+            state: state_of(vcpu.target, acked),
         })
     }
 }

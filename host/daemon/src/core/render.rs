@@ -10,9 +10,8 @@ pub(super) use sizes::sizes;
 
 use std::collections::BTreeMap;
 use vnuma_api as api;
-use vnuma_model::{CpuSet, DistanceMatrix, RunState};
+use vnuma_model::{CpuSet, DistanceMatrix, RunState, VcpuState};
 use vnuma_policy::{
-    VcpuState,
     memory_move::MemoryReason,
     policies::{Quality, SchedulingMemory, Shown},
     scheduling::{Policy, Standing, VcpuSample},
@@ -182,17 +181,8 @@ fn vcpu(vm: &Vm, described: &vnuma_model::Vcpu) -> Option<api::Vcpu> {
         guest_node: status.published_node,
         acked_node: status.acked_node,
         target_node: status.target_node,
-        state: state(status.state),
+        state: status.state,
     })
-}
-
-fn state(state: VcpuState) -> api::VcpuState {
-    match state {
-        VcpuState::True => api::VcpuState::True,
-        VcpuState::Approximate => api::VcpuState::Approximate,
-        VcpuState::Stale => api::VcpuState::Stale,
-        VcpuState::Unknown => api::VcpuState::Unknown,
-    }
 }
 
 /// A driver that does not know devices acknowledges the rest of a publication only.
@@ -206,7 +196,7 @@ fn device(vm: &Vm, described: &vnuma_model::VmDevice) -> api::VmDevice {
         guest_node: status.and_then(|status| status.published_node),
         acked_node: status.and_then(|status| status.acked_node).filter(|_| known),
         target_node: status.and_then(|status| status.target_node),
-        state: status.filter(|_| known).map_or(api::VcpuState::Unknown, |status| state(status.state)),
+        state: status.filter(|_| known).map_or(VcpuState::Unknown, |status| status.state),
     }
 }
 

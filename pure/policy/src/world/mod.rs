@@ -34,12 +34,11 @@ pub use unplug::{UNPLUG_LIMIT_NS, Unplug, UnplugStep};
 pub use vnuma_model::{Accesses, ConnectionId, Counted, DriverStatus, RequestId, StopReason, VmId};
 
 use crate::{
-    Action, Observation, Plan, Policies, Step, VcpuState, VmPlacement, migration::Migration,
-    scheduling::Policy,
+    Action, Observation, Plan, Policies, Step, VmPlacement, migration::Migration, scheduling::Policy,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use vnuma_model::{
-    Abilities, ApicId, GuestNodeId, HostNodeId, HostTopology, RunState, VcpuLocation, VmCandidate,
+    Abilities, ApicId, GuestNodeId, HostNodeId, HostTopology, RunState, VcpuLocation, VcpuState, VmCandidate,
     VmDescription, VmHandle,
 };
 

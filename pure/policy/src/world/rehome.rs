@@ -2,7 +2,7 @@
 
 use super::{ChannelState, Publisher, Task, Vm, VmId, World};
 use crate::{
-    Due, Policies, VcpuState, backings,
+    Due, Policies, backings,
     memory_move::{BASE_KIB, MemoryReason, MoveMemory},
     plan::{Move, Mover, RehomeWish},
     rehome::{Part, Rehome, RehomePhase, RehomeView},
@@ -10,7 +10,7 @@ use crate::{
     resident_kib,
 };
 use std::collections::BTreeMap;
-use vnuma_model::{ApicId, GuestNodeId, HostNodeId, MemoryBacking, NumaPolicy};
+use vnuma_model::{ApicId, GuestNodeId, HostNodeId, MemoryBacking, NumaPolicy, VcpuState};
 
 /// Why the memory of a guest node cannot get another home.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
