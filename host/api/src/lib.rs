@@ -79,7 +79,7 @@ pub use vm::{
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
-pub use vnuma_model::{HostTopology, PciLink, VcpuState};
+pub use vnuma_model::{Capability, HostTopology, PassedOver, PciLink, VcpuState};
 
 /// vnumad's socket by default.
 pub const DEFAULT_SOCKET: &str = "/run/vnuma/vnumad.sock";
@@ -170,11 +170,6 @@ impl PlaceSetting {
     pub const AFFINITY: &'static str = "affinity";
     /// scx_vnuma, a sched_ext scheduler.
     pub const SCHEDULER: &'static str = "sched_ext";
-
-    /// By affinities, as the scheduler cannot be used.
-    pub fn affinity(why_not: String) -> Self {
-        Self { mechanism: Self::AFFINITY.to_owned(), why_not: Some(why_not), ..Self::default() }
-    }
 }
 
 /// A connection to libvirt.
@@ -193,6 +188,9 @@ pub struct Daemon {
     pub version: String,
     /// Its process.
     pub pid: i32,
+    /// What can be done in several ways here, and in which it is done.
+    #[serde(default)]
+    pub capabilities: Vec<Capability>,
     /// How vCPU locations are learned: `bpf` or `poll`.
     pub location_source: String,
     /// Why it is not `bpf`.

@@ -7,7 +7,7 @@ use crate::{
     servers::local_and_remote,
 };
 use std::{fs, io::Read, path::Path};
-use vnuma_model::HostNodeId;
+use vnuma_model::{Capability, HostNodeId, PassedOver};
 
 /// Nodes whose events are looked for.
 const NODES: HostNodeId = 64;
@@ -15,15 +15,6 @@ const NODES: HostNodeId = 64;
 const FILE_LIMIT: u64 = 256;
 /// `/proc/cpuinfo` of the first CPU is within this.
 const CPUINFO_LIMIT: u64 = 4096;
-
-/// A source that would be better, and why it is not used.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PassedOver {
-    /// Which.
-    pub source: Source,
-    /// Why.
-    pub why: String,
-}
 
 /// What this host has.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,6 +30,11 @@ impl Detected {
     pub fn source(&self) -> Source {
         self.events.as_ref().map_or(Source::None, |events| events.source)
     }
+
+    /// The same, and what is passed over.
+    pub fn capability(&self) -> Capability {
+        Capability::new(Capability::COUNTERS, self.source().name(), self.passed_over.clone())
+    }
 }
 
 /// Finds the best source but for those that are given up: each is tried on the calling thread, best first. `root` is where `sys`
@@ -53,11 +49,11 @@ pub fn detect_by(
     given_up: &[PassedOver],
     mut try_to_open: impl FnMut(&Events) -> Result<(), CounterError>,
 ) -> Detected {
-    let mut open = |events: Events| match given_up.iter().find(|passed| passed.source == events.source) {
+    let mut open = |events: Events| match given_up.iter().find(|passed| passed.way == events.source.name()) {
         Some(passed) => Err(passed.clone()),
         None => match try_to_open(&events) {
             Ok(()) => Ok(events),
-            Err(error) => Err(PassedOver { source: events.source, why: error.to_string() }),
+            Err(error) => Err(PassedOver::new(events.source.name(), error.to_string())),
         },
     };
     let mut passed_over = Vec::new();
@@ -72,7 +68,7 @@ pub fn detect_by(
 
 /// All sources, best first, with why a source does not come into question.
 fn candidates(root: &Path) -> Vec<Result<Events, PassedOver>> {
-    let missing = |source, why: &str| PassedOver { source, why: why.to_owned() };
+    let missing = |source: Source, why| PassedOver::new(source.name(), why);
     let per_node = per_node_events(&root.join("sys/bus/event_source/devices/cpu"));
     let cpuinfo = read(&root.join("proc/cpuinfo"), CPUINFO_LIMIT);
     let local_remote = cpuinfo.as_deref().and_then(local_and_remote);
@@ -158,8 +154,8 @@ mod tests {
             _ => Err(refused(2)),
         });
         assert_eq!(detected.source(), Source::PageLocation);
-        let passed: Vec<_> = detected.passed_over.iter().map(|passed| passed.source).collect();
-        assert_eq!(passed, [Source::PerNode, Source::LocalRemote, Source::Generic]);
+        let passed: Vec<_> = detected.passed_over.iter().map(|passed| passed.way.as_str()).collect();
+        assert_eq!(passed, ["per-node", "local-remote", "generic"]);
         let nothing = detect_by(root.path(), &[], |_| Err(refused(13)));
         assert_eq!((nothing.source(), nothing.events), (Source::None, None));
         let why = &nothing.passed_over.last().expect("one").why;
@@ -169,7 +165,7 @@ mod tests {
     #[test]
     fn what_is_given_up_is_not_opened() {
         let root = tempfile::tempdir().expect("a directory");
-        let given_up = PassedOver { source: Source::Generic, why: "it counted nothing".to_owned() };
+        let given_up = PassedOver::new(Source::Generic.name(), "it counted nothing");
         let mut opened = Vec::new();
         let detected = detect_by(root.path(), std::slice::from_ref(&given_up), |events| {
             opened.push(events.source);

@@ -28,7 +28,7 @@ mod samples;
 mod servers;
 mod silence;
 
-pub use detect::{Detected, PassedOver, detect, detect_by};
+pub use detect::{Detected, detect, detect_by};
 pub use events::{Code, Events, Source};
 pub use group::{CounterError, ThreadCounters};
 pub use period::Reading;

@@ -12,8 +12,8 @@
 //! Others can hold all counters for good, a group can be larger than what is left of a PMU beside the kernel's own watchdog, and the
 //! PMU of a VM can be one that counts nothing.
 
-use crate::{detect::PassedOver, events::Source};
-use vnuma_model::Backoff;
+use crate::events::Source;
+use vnuma_model::{Backoff, PassedOver};
 
 /// Periods in a row after which a source is given up.
 pub const PATIENCE: u32 = 5;
@@ -86,7 +86,7 @@ impl Silence {
     pub fn given_up(&self) -> Vec<PassedOver> {
         let not_tried = self.given_up.iter().filter(|&&source| self.trial != Some(source));
         let why = || format!("it counted nothing in {PATIENCE} periods; it is tried again from time to time");
-        not_tried.map(|&source| PassedOver { source, why: why() }).collect()
+        not_tried.map(|source| PassedOver::new(source.name(), why())).collect()
     }
 
     /// A period has ended, with this source in use.
@@ -171,7 +171,9 @@ mod tests {
     }
 
     fn given_up(silence: &Silence) -> Vec<Source> {
-        silence.given_up().into_iter().map(|passed| passed.source).collect()
+        let all = [PerNode, LocalRemote, Generic, PageLocation, Nothing];
+        let source = |passed: &PassedOver| all.into_iter().find(|source| source.name() == passed.way);
+        silence.given_up().iter().filter_map(source).collect()
     }
 
     #[test]

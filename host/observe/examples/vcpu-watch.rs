@@ -69,7 +69,8 @@ fn watch(pid: &str, prefer: Prefer) -> Outcome<()> {
     let pid = pid.parse().map_err(|_| format!("`{pid}` is no process number"))?;
     let host = read_host_topology(Path::new("/"))?;
     let (watcher, events) = start(&host, prefer)?;
-    println!("source {} {}", watcher.source(), watcher.why_not_bpf().unwrap_or_default());
+    let by = watcher.health().by;
+    println!("source {} {}", by.in_use, by.why().unwrap_or_default());
     let mut threads = threads_of(pid)?;
     for &tid in &threads {
         watcher.watch(pid, tid)?;
@@ -148,7 +149,7 @@ fn self_test() -> Outcome<()> {
     };
     for (prefer, thread) in [(Prefer::Bpf, "vnuma-bpf"), (Prefer::Poll, "vnuma-poll")] {
         let (watcher, events) = start(&host, prefer)?;
-        println!("source {} affinity {}", watcher.source(), watcher.sees_affinity());
+        println!("source {} affinity {}", watcher.health().by.in_use, watcher.health().sees_affinity);
         moves(&host, &watcher, &events, home, away)?;
         if prefer == Prefer::Bpf {
             expect(watcher.reported() > 0, "the BPF programs count their records")?;
@@ -177,7 +178,7 @@ fn moves(
     watcher.watch(pid, pid)?;
     taskset(pid, &first[1])?;
     let mut seen = Vec::new();
-    if watcher.sees_affinity() {
+    if watcher.health().sees_affinity {
         seen = until(events, LocationKind::AffinityChanged)?;
     }
     thread::sleep(SILENCE);

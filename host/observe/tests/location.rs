@@ -140,7 +140,7 @@ fn moves_within_a_node_are_not_reported_but_new_limits_are(prefer: Prefer) {
     watcher.watch(own_pid(), mover.tid).unwrap();
     for cpus in [&[b][..], &[a], &[a, b], &[b]] {
         mover.to(cpus);
-        if watcher.sees_affinity() {
+        if watcher.health().sees_affinity {
             assert_eq!(next(&events, LocationKind::AffinityChanged).tid, mover.tid, "{prefer:?}");
         }
     }
@@ -187,7 +187,8 @@ fn the_topology_can_change_meanwhile(prefer: Prefer) {
         mover.to(&[cpu]);
         let mut crossed = false;
         loop {
-            let limit = if crossed || !watcher.sees_affinity() { Duration::from_secs(1) } else { HANG };
+            let limit =
+                if crossed || !watcher.health().sees_affinity { Duration::from_secs(1) } else { HANG };
             match events.recv_timeout(limit) {
                 Ok(event) if event.kind == LocationKind::Migrated => crossed = true,
                 Ok(_) => return crossed || events.recv_timeout(Duration::from_millis(20)).is_ok(),
@@ -219,16 +220,19 @@ fn threads_that_are_not_there_are_refused(prefer: Prefer) {
 #[test]
 fn the_source_is_named() {
     let (poll, _events) = watcher(&host(&[&[0]]), Prefer::Poll);
-    assert_eq!((poll.source(), poll.why_not_bpf().as_deref()), ("poll", Some("polling was asked for")));
+    let by = poll.health().by;
+    assert_eq!((by.in_use.as_str(), by.why_not("bpf")), ("poll", Some("polling was asked for")));
     let (auto, _events) = watcher(&host(&[&[0]]), Prefer::Auto);
-    assert_eq!(auto.source() == "poll", auto.why_not_bpf().is_some_and(|reason| !reason.is_empty()));
+    let by = auto.health().by;
+    assert_eq!(by.in_use == "poll", by.why_not("bpf").is_some_and(|reason| !reason.is_empty()));
 }
 
 #[test]
 #[cfg_attr(not(root), ignore = "BPF needs root")]
 fn root_gets_bpf() {
     let (auto, _events) = watcher(&host(&[&[0]]), Prefer::Auto);
-    assert_eq!((auto.source(), auto.why_not_bpf()), ("bpf", None));
+    let by = auto.health().by;
+    assert_eq!((by.in_use.as_str(), by.why()), ("bpf", None));
 }
 
 /// A thread that may run on both CPUs. It moves by being woken while its own CPU is taken, so that nothing else happens to it.

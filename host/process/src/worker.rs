@@ -198,6 +198,11 @@ impl<J> Worker<J> {
         Ok(())
     }
 
+    /// Queues a job of a thread whose end ends the program: a job that comes after that is dropped.
+    pub fn order(&self, job: J) {
+        let _ = self.send(job);
+    }
+
     fn wake(&self) {
         // Fails only if the counter is full, and a full counter wakes the thread, too.
         if let Some(wake) = &self.wake {

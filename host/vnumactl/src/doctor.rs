@@ -7,7 +7,8 @@ use crate::{
 };
 use serde::Serialize;
 use vnuma_api::{
-    ChannelState, Counters, Daemon, DriverMode, HostTopology, Hypervisor, LibvirtConnection, PlaceSetting, Vm,
+    Capability, ChannelState, Daemon, DriverMode, HostTopology, Hypervisor, LibvirtConnection, PlaceSetting,
+    Vm,
 };
 
 /// How good a capability is.
@@ -77,10 +78,12 @@ pub fn examine_with(
     let served =
         daemon.libvirt.iter().all(|part| part.problem.is_none() || !part.uri.ends_with(COMMON_SOCKET));
     let sends = |pid| served && sends(pid);
-    let mut checks = vec![nodes(host), locations(daemon), affinity(daemon), counters(daemon)];
-    checks.extend(readings(daemon));
-    checks.extend(samples(daemon));
-    checks.push(places(daemon));
+    let mut checks = vec![nodes(host)];
+    checks.extend(CAPABILITIES.into_iter().filter_map(|of| capability(daemon, of)));
+    if daemon.capabilities.is_empty() {
+        let why = "this vnumad does not say what it uses: it is older than vnumactl";
+        checks.push(Check::lower(Level::Reduced, "capabilities", "unknown", why, "restart vnumad"));
+    }
     checks.extend(daemon.libvirt.iter().map(libvirt));
     checks.extend(silent_threads(daemon));
     for vm in vms {
@@ -127,176 +130,135 @@ fn nodes(host: &HostTopology) -> Check {
     }
 }
 
-fn locations(daemon: &Daemon) -> Check {
-    match (daemon.location_source.as_str(), &daemon.why_not_bpf) {
-        ("bpf", _) => Check::best("locations", "bpf"),
-        (source, why) => Check::lower(
-            Level::Reduced,
-            "locations",
-            source,
-            why.clone().unwrap_or_else(|| "no reason is given".to_owned()),
-            "run vnumad as root, on a kernel with CONFIG_DEBUG_INFO_BTF, with observe.location = \"auto\"",
-        ),
-    }
-}
+const PMU: &str = "use a host whose PMU is visible (in a VM: its hypervisor has to show it), run vnumad with CAP_PERFMON, and see \
+                   that perf_event_open is allowed (kernel.perf_event_paranoid)";
+const BY_BPF: &str = "run vnumad as root, with observe.location = \"auto\", on Linux 6.10 or newer with CONFIG_DEBUG_INFO_BTF and \
+                      CONFIG_KALLSYMS_ALL";
 
-fn affinity(daemon: &Daemon) -> Check {
-    if daemon.affinity_events {
-        return Check::best("affinity", "event");
-    }
-    let remedy = match daemon.location_source.as_str() {
-        "bpf" => {
-            "a kernel in which BPF can trace __set_cpus_allowed_ptr(), or a shorter observe.resync_interval_ms"
+/// Capabilities as they are shown: which ways are good enough, what the last resort costs, and what would help.
+const CAPABILITIES: [(&str, &[&str], [&str; 2], &str); 10] = [
+    (
+        Capability::LOCATIONS,
+        &["bpf"],
+        ["", ""],
+        "run vnumad as root, on a kernel with CONFIG_DEBUG_INFO_BTF, with observe.location = \"auto\"",
+    ),
+    (Capability::AFFINITY, &["event"], ["", ""], "BPF locations, or a shorter observe.resync_interval_ms"),
+    (Capability::PROCESSES, &["bpf"], ["files", "each look costs more CPU time: "], BY_BPF),
+    (
+        Capability::COUNTERS,
+        &["per-node", "local-remote"],
+        [
+            "none",
+            "nothing can be counted, so that policies take the place of a VM's pages for that of its accesses: ",
+        ],
+        "a PMU whose events tell local memory from remote memory",
+    ),
+    (Capability::READINGS, &["bpf"], ["files", "each period of the policies costs more CPU time: "], BY_BPF),
+    (
+        Capability::IDLE_TIMES,
+        &["bpf"],
+        ["none", "how long CPUs are idle is not known, so that nothing is moved to idle ones: "],
+        BY_BPF,
+    ),
+    (
+        Capability::GROUPS,
+        &["cgroups"],
+        ["defaults", "cpu.weight and cpu.max of some VMs are taken to be the kernel's defaults: "],
+        "correct what is wrong with that control group",
+    ),
+    (
+        Capability::SAMPLES,
+        &["ibs"],
+        ["", ""],
+        "set policy.samples to \"off\", or run vnumad on a host with an AMD CPU and Linux 6.2 or newer",
+    ),
+    (
+        Capability::HOTNESS,
+        &["damon"],
+        ["none", "displaced memory is moved without regard to how hot it is: "],
+        "run vnumad on Linux 6.2 or newer with CONFIG_DAMON_SYSFS and CONFIG_DAMON_VADDR, and end other users of DAMON",
+    ),
+    (
+        Capability::PLACES,
+        &[PlaceSetting::SCHEDULER],
+        ["", ""],
+        "run scx_vnuma, on Linux 7.0 or newer with sched_ext: then idle CPUs take vCPUs that wait at once, not once a period",
+    ),
+];
+
+/// A capability of vnumad, if it is one that is in use now.
+fn capability(
+    daemon: &Daemon,
+    (name, enough, [worst, costs], remedy): (&'static str, &[&str], [&str; 2], &'static str),
+) -> Option<Check> {
+    let found = daemon.capabilities.iter().find(|found| found.name == name)?;
+    let in_use = found.in_use.as_str();
+    let shown = match (name, in_use) {
+        (Capability::PLACES, PlaceSetting::SCHEDULER) => {
+            format!("{in_use}, {}", if daemon.places.full { "full" } else { "partial" })
         }
-        _ => "BPF locations, or a shorter observe.resync_interval_ms",
+        (Capability::SAMPLES, "ibs") => format!("{in_use}, which vnuma's developers could not run"),
+        _ => in_use.to_owned(),
     };
-    Check::lower(
-        Level::Reduced,
-        "affinity",
-        "resync",
-        "a change of a thread's affinity alone makes no event here; it is noticed when the vCPU runs or with the next resync",
-        remedy,
-    )
+    let counters = if name == Capability::COUNTERS { counters(daemon, found) } else { None };
+    Some(match (counters, found.why_not(in_use)) {
+        (Some(check), _) => check,
+        (None, None) if enough.contains(&in_use) => Check::best(name, shown),
+        (None, Some(why)) if name == Capability::PLACES => Check::lower(
+            Level::Reduced,
+            name,
+            &format!("{shown}; affinity for some vCPUs"),
+            why,
+            "leave the vCPUs of VMs with a policy in class SCHED_OTHER (chrt --other --pid 0 THREAD)",
+        ),
+        (None, _) => {
+            let why = found.why().unwrap_or_else(|| "no reason is given".to_owned());
+            let costs = if in_use == worst { costs } else { "" };
+            let remedy = match (name, in_use) {
+                (Capability::COUNTERS, "none") => PMU,
+                (Capability::AFFINITY, _) if daemon.location_source == "bpf" => {
+                    "a kernel in which BPF can trace __set_cpus_allowed_ptr(), or a shorter observe.resync_interval_ms"
+                }
+                _ => remedy,
+            };
+            Check::lower(Level::Reduced, name, &shown, format!("{costs}{why}"), remedy)
+        }
+    })
 }
 
-/// What policies see of memory.
-fn counters(daemon: &Daemon) -> Check {
+/// What keeps counters from counting all that the source in use could.
+fn counters(daemon: &Daemon, found: &Capability) -> Option<Check> {
     let counters = &daemon.counters;
-    let pmu = "use a host whose PMU is visible (in a VM: its hypervisor has to show it), run vnumad with CAP_PERFMON, and see \
-         that perf_event_open is allowed (kernel.perf_event_paranoid)";
-    if let Some(why) = counters.why_failed.as_ref().filter(|_| counters.failed > 0) {
-        let capability = format!(
-            "{}, {} of {} threads are not counted",
-            counters.source, counters.failed, counters.threads
+    let (source, threads) = (&found.in_use, counters.threads);
+    let lower = |capability: String, why, remedy| {
+        Some(Check::lower(Level::Reduced, Capability::COUNTERS, &capability, why, remedy))
+    };
+    if let Some(why) = counters.why_failed.clone().filter(|_| counters.failed > 0) {
+        return lower(
+            format!("{source}, {} of {threads} threads are not counted", counters.failed),
+            why,
+            PMU.to_owned(),
         );
-        return Check::lower(Level::Reduced, "counters", &capability, why.clone(), pmu);
     }
     let others = "end other users of the PMU (perf, other agents, the watchdog of kernel.nmi_watchdog)";
     if let Some(permille) = counters.least_permille.filter(|_| counters.shared > 0) {
-        let capability = format!(
-            "{}, {} of {} threads share counters with others",
-            counters.source, counters.shared, counters.threads
-        );
         let why = format!(
             "one was counted for {:.1} % of its time on a CPU only; figures are scaled up, and there are none at 0 %",
             f64::from(permille) / 10.0
         );
-        return Check::lower(Level::Reduced, "counters", &capability, why, others);
+        let capability =
+            format!("{source}, {} of {threads} threads share counters with others", counters.shared);
+        return lower(capability, why, others.to_owned());
     }
-    if !counters.given_up.is_empty() {
-        let capability = format!("{}, instead of {}", counters.source, counters.given_up.join(", "));
-        let why = counters.passed_over.join("; ");
-        let remedy = format!("{others}; in a VM, see that the PMU which its hypervisor shows counts");
-        return Check::lower(Level::Reduced, "counters", &capability, why, remedy);
+    if counters.given_up.is_empty() {
+        return None;
     }
-    let best = source(counters, pmu);
-    match &counters.why_no_idle_times {
-        Some(why) => Check::lower(
-            Level::Reduced,
-            "counters",
-            &best.capability,
-            format!("how long CPUs are idle is not known, so that nothing is moved to idle ones: {why}"),
-            "let vnumad read /proc/stat",
-        ),
-        None => match &counters.why_no_groups {
-            Some(why) => Check::lower(
-                Level::Reduced,
-                "counters",
-                &best.capability,
-                format!("cpu.weight and cpu.max of some VMs are taken to be the kernel's defaults: {why}"),
-                "correct what is wrong with that control group",
-            ),
-            None => best,
-        },
-    }
-}
-
-/// Where counts come from, if that works as it should.
-fn source(counters: &Counters, pmu: &str) -> Check {
-    let passed_over = match counters.passed_over.is_empty() {
-        true => "no reason is given".to_owned(),
-        false => counters.passed_over.join("; "),
-    };
-    match counters.source.as_str() {
-        "per-node" | "local-remote" => Check::best("counters", counters.source.clone()),
-        "none" | "" => Check::lower(
-            Level::Reduced,
-            "counters",
-            "none",
-            format!(
-                "nothing can be counted, so that policies take the place of a VM's pages for that of its accesses: {passed_over}"
-            ),
-            pmu,
-        ),
-        source => Check::lower(
-            Level::Reduced,
-            "counters",
-            source,
-            passed_over,
-            "a PMU whose events tell local memory from remote memory",
-        ),
-    }
-}
-
-/// Samples of memory accesses, if the operator wants them and a VM has a policy.
-fn samples(daemon: &Daemon) -> Option<Check> {
-    let counters = &daemon.counters;
-    let why = match (&counters.why_no_samples, counters.samples) {
-        (Some(why), _) => why,
-        (None, true) => {
-            return Some(Check::best("samples", "ibs, which vnuma's developers could not run"));
-        }
-        (None, false) => return None,
-    };
-    let remedy =
-        "set policy.samples to \"off\", or run vnumad on a host with an AMD CPU and Linux 6.2 or newer";
-    Some(Check::lower(Level::Reduced, "samples", "none", why.clone(), remedy))
-}
-
-/// How threads are read for policies, if any VM has one.
-fn readings(daemon: &Daemon) -> Option<Check> {
-    let counters = &daemon.counters;
-    let capability = match (counters.read_by.as_str(), &counters.why_files) {
-        ("", _) => return None,
-        ("bpf", None) => return Some(Check::best("readings", "bpf")),
-        ("bpf", Some(_)) => "bpf, /proc/stat for CPUs",
-        (other, _) => other,
-    };
-    let why = counters.why_files.as_deref().unwrap_or("no reason is given");
-    Some(Check::lower(
-        Level::Reduced,
-        "readings",
-        capability,
-        format!("each period of the policies costs more CPU time: {why}"),
-        "run vnumad as root, with observe.location = \"auto\", on Linux 6.10 or newer with CONFIG_DEBUG_INFO_BTF and \
-         CONFIG_KALLSYMS_ALL",
-    ))
-}
-
-/// How policies set the places of vCPUs.
-fn places(daemon: &Daemon) -> Check {
-    let places = &daemon.places;
-    let why = places.why_not.clone();
-    if places.mechanism == PlaceSetting::SCHEDULER {
-        let mode = if places.full { "full" } else { "partial" };
-        let capability = format!("{}, {mode}", places.mechanism);
-        return match why {
-            None => Check::best("places", capability),
-            Some(why) => Check::lower(
-                Level::Reduced,
-                "places",
-                &format!("{capability}; affinity for some vCPUs"),
-                why,
-                "leave the vCPUs of VMs with a policy in class SCHED_OTHER (chrt --other --pid 0 THREAD)",
-            ),
-        };
-    }
-    Check::lower(
-        Level::Reduced,
-        "places",
-        PlaceSetting::AFFINITY,
-        why.unwrap_or_else(|| "no reason is given".to_owned()),
-        "run scx_vnuma, on Linux 7.0 or newer with sched_ext: then idle CPUs take vCPUs that wait at once, not once a period",
+    let remedy = format!("{others}; in a VM, see that the PMU which its hypervisor shows counts");
+    lower(
+        format!("{source}, instead of {}", counters.given_up.join(", ")),
+        found.why().unwrap_or_default(),
+        remedy,
     )
 }
 

@@ -2,7 +2,8 @@
 
 use crate::table::{Table, or_dash, plain, size};
 use vnuma_api::{
-    Daemon, GuestNode, LibvirtConnection, PlaceSetting, Publication, Replugged, Vcpu, VcpuState, Vm, VmDevice,
+    Capability, Daemon, GuestNode, LibvirtConnection, PlaceSetting, Publication, Replugged, Vcpu, VcpuState,
+    Vm, VmDevice,
 };
 
 /// One line a VM.
@@ -232,6 +233,11 @@ pub fn daemon(daemon: &Daemon) -> String {
         text += &format!(" ({})", plain(why));
     }
     text += "\n";
+    for Capability { name, in_use, passed_over, since_ns } in &daemon.capabilities {
+        let since_s = *since_ns as f64 / 1e9;
+        text += &format!("{}: {} since {since_s:.0} s after the boot\n", plain(name), plain(in_use));
+        passed_over.iter().for_each(|passed| text += &format!("  not {}\n", plain(&passed.to_string())));
+    }
     for LibvirtConnection { uri, problem } in &daemon.libvirt {
         let problem = problem.as_ref().map_or_else(|| "connected".to_owned(), |problem| plain(problem));
         text += &format!("libvirt at {}: {problem}\n", plain(uri));

@@ -24,6 +24,7 @@
 
 mod backoff;
 mod candidate;
+mod capability;
 mod cpu_set;
 mod distance;
 mod host;
@@ -35,6 +36,7 @@ mod words;
 
 pub use backoff::{Backoff, Rest};
 pub use candidate::{Abilities, Destinations, VmCandidate, VmHandle};
+pub use capability::{Capability, PassedOver};
 pub use cpu_set::{CpuSet, CpuSetError};
 pub use distance::{DistanceError, DistanceMatrix, LOCAL_DISTANCE};
 pub use host::{CacheGroup, CpuLayout, HostNode, HostTopology, HugePages, PciDevice};

@@ -2,21 +2,21 @@
 
 use crate::{
     core::Refusal,
-    shell::totals::{BOUNDS_S, Latencies, Totals},
+    shell::totals::{BOUNDS_S, Latencies, Totals, VmTotals},
 };
 use prometheus_client::{
-    encoding::{EncodeLabelSet, EncodeMetric, MetricEncoder, NoLabelSet, prometheus_text, text},
+    encoding::{EncodeMetric, MetricEncoder, NoLabelSet, prometheus_text, text},
     metrics::{MetricType, counter::Counter, family::Family, gauge::Gauge, info::Info},
     registry::{Registry, Unit},
 };
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt,
     sync::{Arc, atomic::AtomicU64},
     time::{Duration, Instant},
 };
 use tokio::sync::Mutex;
-use vnuma_api::{Daemon, Scheduling, VcpuState, Vm};
+use vnuma_api::{Daemon, GuestNode, Scheduling, VcpuState, Vm};
 
 /// VMs that have series of their own; the rest is only counted. The names of VMs are their QEMUs' to choose.
 const MOST_VMS: usize = 4096;
@@ -41,64 +41,29 @@ pub(crate) struct Exposition {
     pub(crate) plain: String,
 }
 
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct OfVm {
-    vm: String,
+/// Name, help and value of a metric.
+type Metric<Of, Value = u64> = (&'static str, &'static str, fn(Of) -> Value);
+
+/// Labels of a series.
+type Labels = Vec<(&'static str, String)>;
+
+/// A metric of these series. Each series is there from the start, so that the first of its events counts.
+fn counts(series: impl IntoIterator<Item = (Labels, u64)>) -> Family<Labels, Counter> {
+    let family = Family::default();
+    for (labels, value) in series {
+        Family::<_, Counter>::get_or_create(&family, &labels).inc_by(value);
+    }
+    family
 }
 
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct OfNode {
-    vm: String,
-    guest_node: u32,
+/// The same of values that go up and down.
+fn gauges(series: impl IntoIterator<Item = (Labels, u64)>) -> Family<Labels, Gauge<u64, AtomicU64>> {
+    let family = Family::default();
+    for (labels, value) in series {
+        Family::<_, Gauge<_, _>>::get_or_create(&family, &labels).set(value);
+    }
+    family
 }
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct Home {
-    vm: String,
-    guest_node: u32,
-    host_node: u32,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct InState {
-    vm: String,
-    state: String,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct Step {
-    vm: String,
-    policy: String,
-    cause: String,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct Reason {
-    vm: String,
-    reason: String,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct VmOutcome {
-    vm: String,
-    outcome: String,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct Outcome {
-    outcome: String,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct State {
-    vm: String,
-    hypervisor: String,
-    channel: String,
-    driver_mode: String,
-    policy: String,
-}
-
-type Bytes = Family<OfNode, Gauge<u64, AtomicU64>>;
 
 impl EncodeMetric for Latencies {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
@@ -142,7 +107,13 @@ impl Snapshot {
             ("places_by", places.mechanism.clone()),
         ];
         registry.register("sources", "How vnumad observes and acts on this host", Info::new(sources));
-        let gauges = [
+        let passed_over = self.daemon.capabilities.iter().map(|of| {
+            let labels = vec![("capability", of.name.clone()), ("in_use", of.in_use.clone())];
+            (labels, of.passed_over.len() as u64)
+        });
+        let better = "Ways that would be better than the one in use";
+        registry.register("passed_over", better, gauges(passed_over));
+        for (name, help, value) in [
             ("vms", "VMs that vnumad knows", self.vms.len() as u64),
             (
                 "vms_without_series",
@@ -161,13 +132,10 @@ impl Snapshot {
                 "Threads whose hardware counters cannot be opened or read",
                 counters.failed as u64,
             ),
-        ];
-        for (name, help, value) in gauges {
-            let gauge = Gauge::<u64, AtomicU64>::default();
-            gauge.set(value);
-            registry.register(name, help, gauge);
+        ] {
+            registry.register(name, help, gauges([(Labels::new(), value)]));
         }
-        let counters = [
+        for (name, help, value) in [
             (
                 "location_events_lost",
                 "Events of vCPUs' locations that came faster than they were taken",
@@ -186,74 +154,65 @@ impl Snapshot {
             ("stolen_local", "vCPUs that scx_vnuma stole within their node", places.stolen_local),
             ("stolen_remote", "vCPUs that scx_vnuma stole from another node", places.stolen_remote),
             ("stolen_starved", "Of both, those that had waited too long", places.starved),
-        ];
-        for (name, help, value) in counters {
-            let counter: Counter = Counter::default();
-            counter.inc_by(value);
-            registry.register(name, help, counter);
+        ] {
+            registry.register(name, help, counts([(Labels::new(), value)]));
         }
     }
 
     fn guests(&self, registry: &mut Registry) {
-        let states = Family::<State, Gauge>::default();
-        let vcpus = Family::<InState, Gauge>::default();
-        let devices = Family::<InState, Gauge>::default();
         let policies: BTreeMap<&str, &str> =
             self.scheduling.iter().map(|of| (of.vm.as_str(), of.policy.as_str())).collect();
-        for vm in self.shown() {
+        let state = |vm: &Vm| {
             let driver = vm.publication.driver_mode.map(|mode| mode.to_string());
-            states
-                .get_or_create(&State {
-                    vm: vm.name.clone(),
-                    hypervisor: vm.hypervisor.to_string(),
-                    channel: vm.channel.to_string(),
-                    driver_mode: driver.unwrap_or_else(|| "none".to_owned()),
-                    policy: policies.get(vm.name.as_str()).copied().unwrap_or("unknown").to_owned(),
-                })
-                .set(1);
-            let in_state = |family: &Family<InState, Gauge>, states: &[VcpuState]| {
-                let all = [VcpuState::True, VcpuState::Approximate, VcpuState::Stale, VcpuState::Unknown];
-                for state in all {
-                    let labels = InState { vm: vm.name.clone(), state: state.to_string() };
-                    let count = states.iter().filter(|found| **found == state).count();
-                    family.get_or_create(&labels).set(count as i64);
-                }
-            };
-            in_state(&vcpus, &vm.vcpus.iter().map(|vcpu| vcpu.state).collect::<Vec<_>>());
-            if !vm.devices.is_empty() {
-                in_state(&devices, &vm.devices.iter().map(|device| device.state).collect::<Vec<_>>());
-            }
-        }
+            let labels = vec![
+                ("vm", vm.name.clone()),
+                ("hypervisor", vm.hypervisor.to_string()),
+                ("channel", vm.channel.to_string()),
+                ("driver_mode", driver.unwrap_or_else(|| "none".to_owned())),
+                ("policy", policies.get(vm.name.as_str()).copied().unwrap_or("unknown").to_owned()),
+            ];
+            (labels, 1)
+        };
+        let states = gauges(self.shown().map(state));
         registry.register("vm_state", "1 for the states and the policy that a VM has now", states);
-        registry.register("vcpus", "vCPUs by how true the guest's view of them is", vcpus);
-        registry.register("devices", "Passed-through devices by how true the guest's view is", devices);
+        let in_states = |vm: &Vm, found: Vec<VcpuState>| {
+            let all = [VcpuState::True, VcpuState::Approximate, VcpuState::Stale, VcpuState::Unknown];
+            all.map(|state| {
+                let labels = vec![("vm", vm.name.clone()), ("state", state.to_string())];
+                (labels, found.iter().filter(|found| **found == state).count() as u64)
+            })
+        };
+        let vcpus = self.shown().flat_map(|vm| in_states(vm, vm.vcpus.iter().map(|of| of.state).collect()));
+        registry.register("vcpus", "vCPUs by how true the guest's view of them is", gauges(vcpus));
+        let devices = self.shown().filter(|vm| !vm.devices.is_empty());
+        let devices = devices.flat_map(|vm| in_states(vm, vm.devices.iter().map(|of| of.state).collect()));
+        let help = "Passed-through devices by how true the guest's view is";
+        registry.register("devices", help, gauges(devices));
     }
 
     fn memory(&self, registry: &mut Registry) {
-        let (memory, displaced) = (Bytes::default(), Bytes::default());
-        let homes = Family::<Home, Gauge>::default();
-        for vm in self.shown() {
-            for node in vm.nodes.iter().take(MOST_NODES) {
-                let labels = OfNode { vm: vm.name.clone(), guest_node: node.id };
-                memory.get_or_create(&labels).set(node.memory_bytes);
-                if let Some(bytes) = node.displaced_bytes {
-                    displaced.get_or_create(&labels).set(bytes);
-                }
-                if let Some(host_node) = node.home {
-                    let OfNode { vm, guest_node } = labels;
-                    homes.get_or_create(&Home { vm, guest_node, host_node }).set(1);
-                }
-            }
-        }
-        let unit = || Unit::Bytes;
-        registry.register_with_unit("guest_node_memory", "Memory of a guest node", unit(), memory);
+        let nodes = || {
+            let nodes = |vm: &'_ Vm| {
+                vm.nodes.iter().take(MOST_NODES).map(|node| (vm.name.clone(), *node)).collect::<Vec<_>>()
+            };
+            self.shown().flat_map(nodes)
+        };
+        let of = |vm, id: u32| vec![("vm", vm), ("guest_node", id.to_string())];
+        let memory = gauges(nodes().map(|(vm, node)| (of(vm, node.id), node.memory_bytes)));
+        registry.register_with_unit("guest_node_memory", "Memory of a guest node", Unit::Bytes, memory);
         registry.register_with_unit(
             "guest_node_displaced",
             "Memory of a guest node that is resident on other host nodes than its home",
-            unit(),
-            displaced,
+            Unit::Bytes,
+            gauges(nodes().filter_map(|(vm, node)| Some((of(vm, node.id), node.displaced_bytes?)))),
         );
-        registry.register("guest_node_home", "1 for the host node that a guest node's memory is on", homes);
+        let home = |(vm, node): (String, GuestNode)| {
+            let mut labels = of(vm, node.id);
+            labels.push(("host_node", node.home?.to_string()));
+            Some((labels, 1))
+        };
+        let help = "1 for the host node that a guest node's memory is on";
+        registry.register("guest_node_home", help, gauges(nodes().filter_map(home)));
     }
 
     fn publications(&self, registry: &mut Registry) {
@@ -270,94 +229,85 @@ impl Snapshot {
             Unit::Seconds,
             acknowledge.clone(),
         );
-        let of = |value: fn(&vnuma_api::Publication) -> u64| {
-            let family = Family::<OfVm, Counter>::default();
-            for vm in self.shown() {
-                let labels = OfVm { vm: vm.name.clone() };
-                family.get_or_create(&labels).inc_by(value(&vm.publication));
-            }
-            family
-        };
-        registry.register("publications", "Topologies published to a guest", of(|of| of.publications));
-        registry.register(
-            "acknowledgements",
-            "Topologies that the guest's kernel has acknowledged",
-            of(|of| of.acknowledgements),
-        );
-        registry.register(
-            "suppressed_changes",
-            "Changes that were gone before their dwell was over",
-            of(|of| of.suppressed_by_dwell),
-        );
-        registry.register(
-            "deferred_publications",
-            "Publications that had to wait for publish.max_per_second",
-            of(|of| of.deferred_by_cap),
-        );
+        let values: [Metric<&vnuma_api::Publication>; 4] = [
+            ("publications", "Topologies published to a guest", |of| of.publications),
+            ("acknowledgements", "Topologies that the guest's kernel has acknowledged", |of| {
+                of.acknowledgements
+            }),
+            ("suppressed_changes", "Changes that were gone before their dwell was over", |of| {
+                of.suppressed_by_dwell
+            }),
+            ("deferred_publications", "Publications that had to wait for publish.max_per_second", |of| {
+                of.deferred_by_cap
+            }),
+        ];
+        for (name, help, value) in values {
+            let series = self.shown().map(|vm| (vec![("vm", vm.name.clone())], value(&vm.publication)));
+            registry.register(name, help, counts(series));
+        }
+    }
+
+    /// Of each VM that is shown: its name, and what was done to it.
+    fn totals(&self) -> impl Iterator<Item = (Labels, VmTotals)> {
+        self.shown().map(|vm| {
+            (vec![("vm", vm.name.clone())], self.totals.vms.get(&vm.name).cloned().unwrap_or_default())
+        })
     }
 
     /// What was done to VMs, and what came of it.
     fn acts(&self, registry: &mut Registry) {
-        let [attaches, detaches] = [(); 2].map(|()| Family::<OfVm, Counter>::default());
-        let moves = Family::<Reason, Counter>::default();
-        let [rehomes, resizes] = [(); 2].map(|()| Family::<VmOutcome, Counter>::default());
-        for name in self.shown().map(|vm| &vm.name) {
-            let of = self.totals.vms.get(name).cloned().unwrap_or_default();
-            let labels = OfVm { vm: name.clone() };
-            attaches.get_or_create(&labels).inc_by(of.attaches);
-            detaches.get_or_create(&labels).inc_by(of.detaches);
-            let by_policy = of.steps.iter().map(|((policy, _), count)| (policy.as_str(), *count));
-            for (reason, count) in of.counts.moves.into_iter().chain(by_policy) {
-                let labels = Reason { vm: name.clone(), reason: reason.to_owned() };
-                moves.get_or_create(&labels).inc_by(count);
-            }
-            for (family, outcomes) in [(&rehomes, of.counts.rehomes), (&resizes, of.counts.resizes)] {
-                for (outcome, count) in outcomes {
-                    let labels = VmOutcome { vm: name.clone(), outcome: outcome.to_owned() };
-                    family.get_or_create(&labels).inc_by(count);
-                }
-            }
+        let values: [Metric<VmTotals>; 5] = [
+            ("attaches", "Times that a VM got a topology channel", |of| of.attaches),
+            ("detaches", "Times that a VM lost its topology channel", |of| of.detaches),
+            ("vcpu_node_changes", "Times that a vCPU came to another host node", |of| of.node_changes),
+            ("replugs", "vCPUs that were replugged to another guest node", |of| of.replugs),
+            ("memory_moves", "Moves of a VM's memory that have ended", |of| of.memory_moves),
+        ];
+        for (name, help, value) in values {
+            registry.register(name, help, counts(self.totals().map(|(vm, of)| (vm, value(of)))));
         }
-        let migrations = Family::<Outcome, Counter>::default();
-        for (outcome, count) in &self.totals.migrations {
-            migrations.get_or_create(&Outcome { outcome: (*outcome).to_owned() }).inc_by(*count);
-        }
-        registry.register("attaches", "Times that a VM got a topology channel", attaches);
-        registry.register("detaches", "Times that a VM lost its topology channel", detaches);
+        let bytes = counts(self.totals().map(|(vm, of)| (vm, of.memory_bytes)));
+        registry.register_with_unit("memory_moved", "Memory that these moved", Unit::Bytes, bytes);
+        let with = |vm: &Labels, label, value: &str| [&vm[..], &[(label, value.to_owned())]].concat();
+        let moves = counts(self.totals().flat_map(|(vm, of)| {
+            let ours = of.counts.moves.into_iter().map(|(why, count)| (with(&vm, "reason", why), count));
+            let by_policy = of.steps.iter().map(|((policy, _), count)| (with(&vm, "reason", policy), *count));
+            ours.chain(by_policy).collect::<Vec<_>>()
+        }));
         registry.register("vcpu_moves", "vCPUs that vnumad moved, by why", moves);
-        registry.register("rehomes", "Guest nodes that were to get another home, by outcome", rehomes);
-        registry.register("resizes", "Guest nodes that were to grow or to shrink, by outcome", resizes);
-        registry.register("migrations", "Migrations to another host that have ended, by outcome", migrations);
+        let rehomes = |of: VmTotals| of.counts.rehomes.into_iter().collect::<Vec<_>>();
+        let resizes = |of: VmTotals| of.counts.resizes.into_iter().collect();
+        let outcomes: [Metric<VmTotals, Vec<(&'static str, u64)>>; 2] = [
+            ("rehomes", "Guest nodes that were to get another home, by outcome", rehomes),
+            ("resizes", "Guest nodes that were to grow or to shrink, by outcome", resizes),
+        ];
+        for (name, help, outcomes) in outcomes {
+            let series = self.totals().flat_map(|(vm, of)| {
+                let one = |(outcome, count)| (with(&vm, "outcome", outcome), count);
+                outcomes(of).into_iter().map(one).collect::<Vec<_>>()
+            });
+            registry.register(name, help, counts(series));
+        }
+        let outcome = |(outcome, count): (&&str, &u64)| (vec![("outcome", (*outcome).to_owned())], *count);
+        let help = "Migrations to another host that have ended, by outcome";
+        registry.register("migrations", help, counts(self.totals.migrations.iter().map(outcome)));
     }
 
     fn policies(&self, registry: &mut Registry) {
-        let families = [(); 4].map(|()| Family::<OfVm, Counter>::default());
-        let steps = Family::<Step, Counter>::default();
-        // Each series is there from the start, so that the first of its events counts.
-        for vm in self.shown() {
-            let of = self.totals.vms.get(&vm.name).cloned().unwrap_or_default();
-            let labels = OfVm { vm: vm.name.clone() };
-            let values = [of.node_changes, of.replugs, of.memory_moves, of.memory_bytes];
-            for (family, value) in families.iter().zip(values) {
-                family.get_or_create(&labels).inc_by(value);
-            }
-            for ((policy, cause), count) in of.steps {
-                steps.get_or_create(&Step { vm: vm.name.clone(), policy, cause }).inc_by(count);
-            }
-        }
-        let [changes, replugs, moves, bytes] = families;
-        registry.register("vcpu_node_changes", "Times that a vCPU came to another host node", changes);
-        registry.register("replugs", "vCPUs that were replugged to another guest node", replugs);
+        let steps = counts(self.totals().flat_map(|(vm, of)| {
+            let step = |((policy, cause), count)| {
+                ([&vm[..], &[("policy", policy), ("cause", cause)]].concat(), count)
+            };
+            of.steps.into_iter().map(step).collect::<Vec<_>>()
+        }));
         registry.register("policy_steps", "vCPUs that a policy confined or gave back, and why", steps);
-        registry.register("memory_moves", "Moves of a VM's memory that have ended", moves);
-        registry.register_with_unit("memory_moved", "Memory that these moved", Unit::Bytes, bytes);
-        let remote = Family::<OfVm, Gauge<f64, AtomicU64>>::default();
-        let known: std::collections::BTreeSet<&str> = self.shown().map(|vm| vm.name.as_str()).collect();
+        let remote = Family::<Labels, Gauge<f64, AtomicU64>>::default();
+        let known: BTreeSet<&str> = self.shown().map(|vm| vm.name.as_str()).collect();
         for of in self.scheduling.iter().filter(|of| known.contains(of.vm.as_str())) {
             let shares: Vec<f64> = of.vcpus.iter().filter_map(|vcpu| vcpu.remote_share).collect();
             if !shares.is_empty() {
                 let mean = shares.iter().sum::<f64>() / shares.len() as f64;
-                remote.get_or_create(&OfVm { vm: of.vm.clone() }).set(mean);
+                remote.get_or_create(&vec![("vm", of.vm.clone())]).set(mean);
             }
         }
         registry.register_with_unit(
@@ -401,9 +351,7 @@ impl Metrics {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shell::totals::VmTotals;
     use serde_json::{Value, json};
-    use std::collections::BTreeSet;
 
     fn of<T: serde::de::DeserializeOwned>(value: Value) -> T {
         serde_json::from_value(value).expect("as it is sent")
@@ -433,6 +381,7 @@ mod tests {
     fn snapshot(vms: Vec<Vm>) -> Snapshot {
         let daemon = of(json!({
             "version": "1", "pid": 1, "location_source": "bpf", "why_not_bpf": null, "affinity_events": true,
+            "capabilities": [{"name": "locations", "in_use": "poll", "passed_over": [{"way": "bpf", "why": "no BTF"}], "since_ns": 1}],
             "location_events_lost": 1, "replug_after_s": null, "watchers": 2, "watchers_dropped": 3,
         }));
         let share = |remote_share| json!({"vcpu": 0, "moves": 0, "remote_share": remote_share});
@@ -464,6 +413,7 @@ mod tests {
         for line in [
             "vnuma_vcpus{vm=\"a\",state=\"stale\"} 1",
             "vnuma_vcpus{vm=\"a\",state=\"true\"} 0",
+            "vnuma_passed_over{capability=\"locations\",in_use=\"poll\"} 1",
             "vnuma_devices{vm=\"a\",state=\"unknown\"} 1",
             "vnuma_guest_node_displaced_bytes{vm=\"a\",guest_node=\"3\"} 1024",
             "vnuma_publications_total{vm=\"a\"} 7",

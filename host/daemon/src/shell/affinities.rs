@@ -2,7 +2,7 @@
 //! the record of masks can block.
 
 use super::{
-    inbox::{Inbox, Message},
+    inbox::Inbox,
     locator::Reader,
     masks::{Kept, Masks, still},
     pin_orders::{NOT_CONNECTED, PinOrder, PolicyPins},
@@ -14,9 +14,8 @@ use std::{
     io,
     os::fd::{AsFd, OwnedFd},
     path::PathBuf,
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Weak},
 };
-use vnuma_api as api;
 use vnuma_model::{ApicId, CpuSet, Steal, VcpuLocation};
 use vnuma_policy::world::{Mechanism, TaskId};
 use vnuma_process::{ActError, Worker, Workers, pin_thread, pin_thread_if};
@@ -66,49 +65,28 @@ pub(super) enum Order {
     Look,
 }
 
-/// A thread that sets masks, one after the other. When it is dropped, and all orders are carried out, it gives back all masks
-/// that policies have set.
-#[derive(Debug)]
-pub(super) struct AffinitySetter {
-    worker: Worker<Order>,
-    health: Arc<Mutex<api::PlaceSetting>>,
-}
-
-impl AffinitySetter {
-    pub(super) fn start(
-        workers: &Workers,
-        root: PathBuf,
-        records: PathBuf,
-        reader: Reader,
-        inbox: Arc<Inbox>,
-    ) -> io::Result<Self> {
-        let health = Arc::new(Mutex::new(api::PlaceSetting::default()));
-        let places = Places::new(root, Arc::clone(&health));
-        let mut task = Task { masks: Masks::new(records), reader, places, inbox };
-        let worker = workers.start("mover", move |orders| {
-            task.masks.tidy();
-            task.look();
-            for order in orders {
-                if let Some(outcome) = task.carry_out(order) {
-                    task.report(outcome);
-                }
+/// Starts the thread that sets masks, one after the other. When the worker is dropped, and all orders are carried out, it gives back
+/// all masks that policies have set.
+pub(super) fn start(
+    workers: &Workers,
+    root: PathBuf,
+    records: PathBuf,
+    reader: Reader,
+    inbox: Arc<Inbox>,
+) -> io::Result<Worker<Order>> {
+    let places = Places::new(root, inbox.capabilities.clone());
+    let mut task = Task { masks: Masks::new(records), reader, places, inbox };
+    workers.start("mover", move |orders| {
+        task.masks.tidy();
+        task.look();
+        for order in orders {
+            if let Some(outcome) = task.carry_out(order) {
+                task.inbox.tell(outcome);
             }
-            task.places.release_all();
-            task.masks.restore_all(&task.reader.online());
-        })?;
-        Ok(Self { worker, health })
-    }
-
-    /// How places of policies are set: by scx_vnuma or by affinities, and why.
-    pub(super) fn health(&self) -> api::PlaceSetting {
-        self.health.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Queues an order.
-    pub(super) fn order(&self, order: Order) {
-        // Fails only if the thread has panicked, which ends vnumad.
-        let _ = self.worker.send(order);
-    }
+        }
+        task.places.release_all();
+        task.masks.restore_all(&task.reader.online());
+    })
 }
 
 struct Task {
@@ -119,11 +97,6 @@ struct Task {
 }
 
 impl Task {
-    fn report(&self, event: Event) {
-        // Fails only while vnumad stops, and orders are carried out until then.
-        let _ = self.inbox.send(Message::Event(event));
-    }
-
     fn carry_out(&mut self, order: Order) -> Option<Event> {
         match order {
             Order::Move(order) => {
@@ -227,7 +200,7 @@ impl Task {
                 Switch { to: Mechanism::Affinity, why, threads }
             }
         };
-        self.report(Event::Switched(switch));
+        self.inbox.tell(Event::Switched(switch));
     }
 
     /// Sets as an affinity what scx_vnuma was told. True if that was done. Pins are made when the policy decides again.

@@ -3,7 +3,7 @@
 //!
 //! One VM at a time is watched, and nothing runs in between. What a vnumad that was killed has left is removed at the begin.
 
-use super::inbox::{Inbox, Message};
+use super::{capabilities::Capabilities, inbox::Inbox};
 use crate::core::event::Event;
 use std::{
     io,
@@ -13,11 +13,16 @@ use std::{
     time::{Duration, Instant},
 };
 use tracing::{debug, info};
+use vnuma_model::Capability;
 use vnuma_observe::location::monotonic_ns;
 use vnuma_policy::{hotness::Hotness, residency::MemoryArea, world::TaskId};
 use vnuma_process::{
     Jobs, Worker, Workers,
-    damon::{Damon, DamonError, LOOKS, Sysfs, Tree},
+    damon::{
+        Damon,
+        DamonError::{Cancelled, Range, Stopped},
+        LOOKS, Sysfs, Tree,
+    },
     on_thread,
 };
 
@@ -73,9 +78,8 @@ impl HotnessWatcher {
                 Err(why) => debug!(%why, "how hot memory is cannot be watched now"),
             }
             for order in orders {
-                let outcome = watch(&damon, &order);
-                // Fails only while vnumad stops.
-                let _ = inbox.send(Message::Event(Event::HotnessWatched(order.task, outcome)));
+                let outcome = watch(&damon, &order, &inbox.capabilities);
+                inbox.tell(Event::HotnessWatched(order.task, outcome));
             }
         })?;
         Ok(Self { stop, worker })
@@ -83,8 +87,7 @@ impl HotnessWatcher {
 
     /// Watches memory of this process of a VM; [`Event::HotnessWatched`] follows.
     pub(super) fn watch(&self, task: TaskId, pid: i32, pidfd: Option<Arc<OwnedFd>>, areas: Vec<MemoryArea>) {
-        // Fails only if the thread has panicked, which ends vnumad.
-        let _ = self.worker.send(Order { task, pid, pidfd, areas, given: Instant::now() });
+        self.worker.order(Order { task, pid, pidfd, areas, given: Instant::now() });
     }
 }
 
@@ -95,7 +98,7 @@ impl Drop for HotnessWatcher {
     }
 }
 
-fn watch<T: Tree>(damon: &Damon<T>, order: &Order) -> Result<Hotness, String> {
+fn watch<T: Tree>(damon: &Damon<T>, order: &Order, capabilities: &Capabilities) -> Result<Hotness, String> {
     let ended = || format!("process {} has ended", order.pid);
     if order.given.elapsed() > LATE {
         return Err(format!("it was not its turn within {} s, as other VMs were watched", LATE.as_secs()));
@@ -106,7 +109,13 @@ fn watch<T: Tree>(damon: &Damon<T>, order: &Order) -> Result<Hotness, String> {
     let began_ns = monotonic_ns();
     // DAMON is told a number. It was this process that was watched if it had that number all the time.
     let seen = on_thread(pidfd.as_fd(), order.pid, order.pid, || damon.watch(order.pid, &ranges));
-    let watched = seen.ok_or_else(ended)?.map_err(|error: DamonError| error.to_string())?;
+    let watched = seen.ok_or_else(ended)?;
+    let problem = watched.as_ref().err();
+    // The others say nothing about DAMON of this host.
+    if !problem.is_some_and(|error| matches!(error, Stopped | Cancelled | Range(..))) {
+        capabilities.publish(Capability::either(Capability::HOTNESS, ["damon", "none"], problem));
+    }
+    let watched = watched.map_err(|error| error.to_string())?;
     let cost_ns = watched.cost_ns.unwrap_or(0);
     Ok(Hotness { began_ns, ended_ns: monotonic_ns(), cost_ns, looks: LOOKS, regions: watched.regions })
 }
@@ -144,8 +153,8 @@ mod tests {
 
     #[test]
     fn why_it_is_not_known_is_said() {
-        let damon = Damon::new(Nothing);
-        let problem = |order: &Order| watch(&damon, order).expect_err("nothing is watched");
+        let (damon, all) = (Damon::new(Nothing), Capabilities::default());
+        let problem = |order: &Order| watch(&damon, order, &all).expect_err("nothing is watched");
         assert!(problem(&order()).starts_with("this kernel has no DAMON"), "{}", problem(&order()));
         let gone = Order { pidfd: None, ..order() };
         assert!(problem(&gone).ends_with("has ended"));
@@ -154,6 +163,9 @@ mod tests {
         }
         let odd = Order { areas: vec![MemoryArea { bytes: 0, ..order().areas[0] }], ..order() };
         assert_eq!(problem(&odd), "memory from 0x1000 to 0x1000 cannot be watched");
+        let published = all.of(Capability::HOTNESS);
+        let why = published.why_not("damon").is_some_and(|why| why.contains("no DAMON"));
+        assert!(published.in_use == "none" && why, "what is odd says nothing about the host: {published:?}");
     }
 
     #[test]

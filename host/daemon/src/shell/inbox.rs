@@ -1,6 +1,6 @@
 //! The core's queue of messages and requests.
 
-use super::{report, totals::Totals};
+use super::{capabilities::Capabilities, report, totals::Totals};
 use crate::core::{
     Refusal,
     event::{Event, Request},
@@ -95,12 +95,15 @@ pub(crate) struct Inbox {
     /// Wakes up the receiver, which can wait for the kernel's events as well.
     arrived: EventFd,
     taken: Condvar,
+    /// What sources say of themselves, which the core does not need.
+    pub(super) capabilities: Capabilities,
 }
 
 impl Inbox {
     pub(crate) fn new() -> io::Result<Self> {
         let arrived = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
-        Ok(Self { state: Mutex::default(), arrived, taken: Condvar::new() })
+        let (taken, capabilities) = (Condvar::new(), Capabilities::default());
+        Ok(Self { state: Mutex::default(), arrived, taken, capabilities })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -144,6 +147,11 @@ impl Inbox {
         let Some(state) = self.add(message) else { return false };
         self.wake(state);
         true
+    }
+
+    /// Adds an event of a thread that goes on whatever becomes of it: the inbox is closed only while vnumad stops.
+    pub(crate) fn tell(&self, event: Event) {
+        let _ = self.send(Message::Event(event));
     }
 
     /// Adds a message that may wait until the receiver wakes up for another reason.

@@ -8,14 +8,15 @@ use std::{
     path::PathBuf,
     sync::{
         Arc, Mutex, PoisonError, RwLock,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
 use tracing::{info, warn};
-use vnuma_model::{CpuSet, HostTopology, VcpuLocation};
+use vnuma_model::{Capability, CpuSet, HostTopology, VcpuLocation};
 use vnuma_observe::location::{
-    KernelEvents, LocationError, LocationEvent, LocationKind, LocationWatcher, read_location, read_pinned,
+    Health, KernelEvents, LocationError, LocationEvent, LocationKind, LocationWatcher, read_location,
+    read_pinned,
 };
 use vnuma_process::{Jobs, Next, Worker, Workers};
 
@@ -27,6 +28,9 @@ const PAUSE: Duration = Duration::from_millis(1900);
 
 /// How late the next pass may be. Usually a command wakes this thread before, and the pass shares that wake-up.
 const SLACK: Duration = Duration::from_millis(400);
+
+/// Why changes of affinities are learned from looks at threads.
+const NO_EVENT: &str = "a change of a thread's affinity alone makes no event here; it is noticed when the vCPU runs or with the next resync";
 
 /// A thread that is watched.
 #[derive(Clone, Copy, Debug)]
@@ -55,18 +59,12 @@ struct Shared {
     threads: Mutex<HashMap<i32, Thread>>,
     /// Events that were lost because the inbox was full.
     overflowed: AtomicU64,
-    health: Mutex<Health>,
+    /// Changes of affinities alone make events.
+    sees_affinity: AtomicBool,
+    /// Events that were lost in all.
+    lost: AtomicU64,
     /// Where the kernel says which CPUs are online.
     online: PathBuf,
-}
-
-/// Quality of the location sources.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Health {
-    pub(super) source: &'static str,
-    pub(super) why_not_bpf: Option<String>,
-    pub(super) sees_affinity: bool,
-    pub(super) lost: u64,
 }
 
 impl Shared {
@@ -92,7 +90,7 @@ impl Shared {
         let Some(Thread { pid, sent }) = self.thread(event.tid) else { return After::Located(None) };
         let host = self.host();
         let Some(node) = host.node_of_cpu(event.cpu) else { return After::Elsewhere(pid) };
-        let sees_affinity = self.health.lock().unwrap_or_else(PoisonError::into_inner).sees_affinity;
+        let sees_affinity = self.sees_affinity.load(Ordering::Relaxed);
         let pinned = match (event.kind, sent) {
             (LocationKind::Migrated, Some(sent))
                 if sees_affinity && sent.pinned.is_none_or(|pin| pin == node) =>
@@ -167,13 +165,18 @@ impl Reader {
     }
 }
 
-enum Order {
+pub(super) enum Order {
+    /// Begins to watch a thread of a process, and reports its location.
     Watch(i32, i32),
+    /// Reports the location of a thread of a process.
     Report(i32, i32),
     Unwatch(i32),
+    /// Moves of these threads need not be known at once, or need to be again.
     Defer(Vec<i32>, bool),
+    /// Reads where these threads are: at once if events were lost, else a few at a time.
     Look(Vec<(i32, i32)>),
-    Host(Arc<HostTopology>),
+    /// The host's topology has changed.
+    Host(HostTopology),
 }
 
 /// Watches threads on behalf of the core.
@@ -212,13 +215,11 @@ impl Locator {
         };
         let (watcher, events) =
             LocationWatcher::start_taken(host, config.location, config.poll_interval, on_event)?;
-        match watcher.why_not_bpf() {
-            None => info!(source = watcher.source(), "watching vCPU locations"),
-            Some(why) => info!(source = watcher.source(), why_not_bpf = why, "watching vCPU locations"),
-        }
+        let by = watcher.health().by;
+        info!(source = by.in_use, passed_over = by.why(), "watching vCPU locations");
         let theirs = Arc::clone(&shared);
-        let mut task =
-            Task { watcher, shared: theirs, inbox, waiting: VecDeque::new(), known: HashSet::new() };
+        let (waiting, known) = (VecDeque::new(), HashSet::new());
+        let mut task = Task { watcher, shared: theirs, inbox, waiting, known };
         task.note_health();
         let worker = workers.start("locator", move |orders| task.run(&orders));
         let worker = worker.map_err(|source| LocationError::Watch { act: "starting a thread", source })?;
@@ -235,37 +236,13 @@ impl Locator {
         Reader(Arc::clone(&self.shared))
     }
 
-    pub(super) fn health(&self) -> Health {
-        self.shared.health.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    /// Events that came faster than they were taken.
+    pub(super) fn lost(&self) -> u64 {
+        self.shared.lost.load(Ordering::Relaxed)
     }
 
-    /// Begins to watch a thread, and reports its location.
-    pub(super) fn watch(&self, pid: i32, tid: i32) {
-        self.order(Order::Watch(pid, tid));
-    }
-
-    pub(super) fn unwatch(&self, tid: i32) {
-        self.order(Order::Unwatch(tid));
-    }
-
-    /// Moves of these threads need not be known at once, or need to be again.
-    pub(super) fn defer(&self, threads: Vec<i32>, waits: bool) {
-        self.order(Order::Defer(threads, waits));
-    }
-
-    /// Reads where these threads are: at once if events were lost, else a few at a time.
-    pub(super) fn look(&self, threads: Vec<(i32, i32)>) {
-        self.order(Order::Look(threads));
-    }
-
-    /// The host's topology has changed.
-    pub(super) fn host_changed(&self, host: &HostTopology) {
-        self.order(Order::Host(Arc::new(host.clone())));
-    }
-
-    fn order(&self, order: Order) {
-        // Fails only if the thread has panicked, which ends vnumad.
-        let _ = self.worker.send(order);
+    pub(super) fn order(&self, order: Order) {
+        self.worker.order(order);
     }
 }
 
@@ -336,7 +313,7 @@ impl Task {
                 if let Err(error) = self.watcher.set_topology(&host) {
                     warn!(%error, "BPF does not know the host's new nodes; moves between them are found by the resync only");
                 }
-                *self.shared.host.write().unwrap_or_else(PoisonError::into_inner) = host;
+                *self.shared.host.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(host);
             }
         }
         true
@@ -389,19 +366,16 @@ impl Task {
     /// Updates the quality of the sources. True if events were lost since the last call.
     fn note_health(&mut self) -> bool {
         let lost = self.watcher.dropped() + self.shared.overflowed.load(Ordering::Relaxed);
-        let health = self.watcher.health();
-        let now = Health {
-            source: health.source,
-            why_not_bpf: health.why_not_bpf,
-            sees_affinity: health.sees_affinity,
-            lost,
-        };
-        let mut health = self.shared.health.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = std::mem::replace(&mut *health, now);
-        if lost > before.lost {
+        let Health { by, sees_affinity, .. } = self.watcher.health();
+        self.inbox.capabilities.publish(by);
+        let why = (!sees_affinity).then_some(NO_EVENT);
+        self.inbox.capabilities.publish(Capability::either(Capability::AFFINITY, ["event", "resync"], why));
+        self.shared.sees_affinity.store(sees_affinity, Ordering::Relaxed);
+        let before = self.shared.lost.swap(lost, Ordering::Relaxed);
+        if lost > before {
             warn!(lost, "location events were lost; all locations are read again");
         }
-        lost > before.lost
+        lost > before
     }
 }
 
@@ -456,7 +430,8 @@ mod tests {
         let file = root.path().join("sys/devices/system/cpu/online");
         let config = Config { root: root.path().into(), location: Prefer::Poll, ..Config::default() };
         let inbox = Arc::new(Inbox::new().expect("an inbox"));
-        let (locator, _) = Locator::start(&Workers::default(), &host(), &config, inbox).expect("started");
+        let started = Locator::start(&Workers::default(), &host(), &config, inbox);
+        let (locator, _) = started.expect("started");
         assert_eq!(locator.reader().online().len(), 8192, "as far as is known");
         fs::create_dir_all(file.parent().expect("a directory")).expect("created");
         fs::write(&file, "0-5,7\n").expect("written");
@@ -466,34 +441,34 @@ mod tests {
     #[test]
     fn what_has_waited_is_told_once_it_may_wake() {
         let (inbox, locator, pid, tid) = still();
-        locator.watch(pid, tid);
+        locator.order(Order::Watch(pid, tid));
         assert_eq!(located(&inbox, COMES), 1);
         // As after a move whose record nobody has taken: what was sent is not what is true.
         assert!(locator.reader().read(pid, tid).is_some());
-        locator.defer(vec![tid], true);
+        locator.order(Order::Defer(vec![tid], true));
         assert_eq!(located(&inbox, COMES_NOT), 0, "it may wait");
-        locator.defer(vec![tid], false);
+        locator.order(Order::Defer(vec![tid], false));
         assert_eq!(located(&inbox, COMES), 1);
     }
 
     #[test]
     fn a_look_that_finds_nothing_new_tells_nothing() {
         let (inbox, locator, pid, tid) = still();
-        locator.watch(pid, tid);
+        locator.order(Order::Watch(pid, tid));
         assert_eq!(located(&inbox, COMES), 1);
-        locator.look(vec![(pid, tid)]);
+        locator.order(Order::Look(vec![(pid, tid)]));
         assert_eq!(located(&inbox, COMES_NOT), 0, "the core knows that");
         // A location that was read for another caller may not reach the core.
         assert!(locator.reader().read(pid, tid).is_some());
         std::thread::sleep(PAUSE);
-        locator.look(vec![(pid, tid)]);
+        locator.order(Order::Look(vec![(pid, tid)]));
         assert_eq!(located(&inbox, COMES), 1);
     }
 
     #[test]
     fn what_an_event_does_not_say_is_read_by_the_locators_own_thread() {
         let (inbox, locator, pid, tid) = still();
-        locator.watch(pid, tid);
+        locator.order(Order::Watch(pid, tid));
         assert_eq!(located(&inbox, COMES), 1);
         // Whatever is read now is new to the core.
         assert!(locator.reader().read(pid, tid).is_some());

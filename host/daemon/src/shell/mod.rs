@@ -25,6 +25,7 @@
 
 mod access_samples;
 mod affinities;
+mod capabilities;
 mod channel_records;
 mod doorbells;
 mod groups;
@@ -64,18 +65,17 @@ use crate::{
     },
     notify::Watchdog,
 };
-use affinities::{AffinitySetter, Move, Order};
+use affinities::{Move, Order};
 use channel_records::ChannelRecords;
 use doorbells::Doorbells;
 use hotness::HotnessWatcher;
 use inbox::{ApiRequest, Inbox, Message, Turn};
 use locator::Locator;
 use observation_streams::ObservationStreams;
-use observer::Observer;
-use page_mover::PageMover;
+use page_mover::Order as Memory;
 use pin_orders::{NOT_CONNECTED, PinnedMove};
-use processes::{Probed, Processes};
-use readings::{PeriodReader, Targets, Wanted};
+use processes::Probed;
+use readings::{Order::Count, Targets, Wanted};
 use rests::Rests;
 use scanner::Scanner;
 use std::{
@@ -92,16 +92,17 @@ use vm_worker::VmWorker;
 use vnuma_api as api;
 use vnuma_channel::Channel;
 use vnuma_hypervisor::{Source, VmBackend, VmError};
-use vnuma_model::{HostTopology, VmHandle};
+use vnuma_model::{Capability, HostTopology, VmHandle};
 use vnuma_observe::{
     HostWatcher,
-    location::{KernelEvents, monotonic_ns},
+    location::{BPF, KernelEvents, monotonic_ns},
 };
 use vnuma_policy::{
     Policies, Publication,
     scheduling::Settings,
     world::{ConnectionId, Mechanism, RequestId, VmId},
 };
+use vnuma_process::Worker;
 use watchers::Watchers;
 
 /// Makes backends. One lists VMs, and each VM's worker has its own, so that none waits for another.
@@ -118,8 +119,7 @@ impl Drop for ClosedAtEnd {
 
 fn watch_host(config: &Config, host: HostTopology, inbox: Arc<Inbox>) -> io::Result<HostWatcher> {
     HostWatcher::start(&config.root, host, config.intervals.host, move |host| {
-        // Fails only while vnumad stops.
-        let _ = inbox.send(Message::Event(Event::HostChanged(host)));
+        inbox.tell(Event::HostChanged(host));
     })
 }
 
@@ -163,12 +163,12 @@ pub(crate) struct Shell {
     kernel: Option<KernelEvents>,
     /// When the kernel's events and the doorbells are looked at next.
     rests: Rests,
-    affinities: AffinitySetter,
-    page_mover: PageMover,
-    observer: Observer,
+    affinities: Worker<Order>,
+    page_mover: Worker<Memory>,
+    observer: Worker<observer::Order>,
     hotness: HotnessWatcher,
-    readings: PeriodReader,
-    processes: Processes,
+    readings: Worker<readings::Order>,
+    processes: Worker<processes::Order>,
     scanner: Scanner,
     _host_watcher: HostWatcher,
     supervisor: Supervisor,
@@ -194,17 +194,17 @@ impl Shell {
         let workers = &supervisor.host;
         let (locator, kernel) = Locator::start(workers, &host, &config, Arc::clone(&inbox))?;
         let shell = Self {
-            affinities: AffinitySetter::start(
+            affinities: affinities::start(
                 workers,
                 config.root.clone(),
                 config.records.clone(),
                 locator.reader(),
                 Arc::clone(&inbox),
             )?,
-            page_mover: PageMover::start(workers, config.root.clone(), Arc::clone(&inbox))?,
-            observer: Observer::start(workers, config.root.clone(), Arc::clone(&inbox))?,
+            page_mover: page_mover::start(workers, config.root.clone(), Arc::clone(&inbox))?,
+            observer: observer::start(workers, config.root.clone(), Arc::clone(&inbox))?,
             hotness: HotnessWatcher::start(workers, config.root.clone(), Arc::clone(&inbox))?,
-            readings: PeriodReader::start(
+            readings: readings::start(
                 workers,
                 (config.root.clone(), config.location),
                 Wanted {
@@ -215,7 +215,7 @@ impl Shell {
                 &host,
                 Arc::clone(&inbox),
             )?,
-            processes: Processes::start(workers, &config, Arc::clone(&inbox))?,
+            processes: processes::start(workers, &config, Arc::clone(&inbox))?,
             scanner: Scanner::start(
                 workers,
                 factory(),
@@ -354,8 +354,8 @@ impl Shell {
     fn take_in(&mut self, message: Message) {
         match message {
             Message::Event(Event::HostChanged(host)) => {
-                self.locator.host_changed(&host);
-                self.readings.host_changed(&host);
+                self.locator.order(locator::Order::Host(host.clone()));
+                self.readings.order(readings::Order::Host(host.clone()));
                 self.step(Event::HostChanged(host));
             }
             Message::Event(Event::Switched(switch)) => {
@@ -482,19 +482,21 @@ impl Shell {
     }
 
     fn describe_self(&self) -> api::Daemon {
-        let locations = self.locator.health();
+        let capabilities = &self.inbox.capabilities;
+        let locations = capabilities.of(Capability::LOCATIONS);
         api::Daemon {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id().cast_signed(),
-            location_source: locations.source.to_owned(),
-            why_not_bpf: locations.why_not_bpf,
-            affinity_events: locations.sees_affinity,
-            location_events_lost: locations.lost,
+            why_not_bpf: locations.why_not(BPF).map(str::to_owned),
+            location_source: locations.in_use,
+            affinity_events: capabilities.of(Capability::AFFINITY).passed_over.is_empty(),
+            location_events_lost: self.locator.lost(),
+            capabilities: capabilities.all(),
             replug_after_s: self.config.replug_after.map(|after| after.as_secs()),
             policy: self.config.policy.to_string(),
             policy_period_ms: self.config.policy_period.as_millis() as u64,
-            counters: self.readings.health(),
-            places: self.affinities.health(),
+            counters: capabilities.counters(),
+            places: capabilities.places(),
             libvirt: self.libvirt(),
             watchers: self.watchers.count() + self.observation_streams.count(),
             watchers_dropped: self.watchers.dropped() + self.observation_streams.dropped(),
@@ -527,10 +529,10 @@ impl Shell {
                 self.scanner.forget_record(pid);
                 self.affinities.order(Order::ForgetProcess(pid));
             }
-            Command::Watch(pid, tid) => self.locator.watch(pid, tid),
-            Command::Unwatch(tid) => self.locator.unwatch(tid),
-            Command::Defer(threads, waits) => self.locator.defer(threads, waits),
-            Command::Look(threads) => self.locator.look(threads),
+            Command::Watch(pid, tid) => self.locator.order(locator::Order::Watch(pid, tid)),
+            Command::Unwatch(tid) => self.locator.order(locator::Order::Unwatch(tid)),
+            Command::Defer(threads, waits) => self.locator.order(locator::Order::Defer(threads, waits)),
+            Command::Look(threads) => self.locator.order(locator::Order::Look(threads)),
             Command::Move { task, pid, tid, cpus, .. } => {
                 return self.make(Move { task, pid, pidfd: self.pidfd(task.vm, pid), tid, cpus });
             }
@@ -545,15 +547,15 @@ impl Shell {
                 self.affinities.order(Order::Follow { task, pid, pidfd, vcpus, cpus });
             }
             Command::MoveMemory { task, pid, order } => {
-                self.page_mover.move_memory(task, pid, self.pidfd(task.vm, pid), order);
+                self.page_mover.order(Memory::Move { task, pid, pidfd: self.pidfd(task.vm, pid), order });
             }
             Command::ObserveMemory { task, pid, areas } => {
-                self.observer.observe(task, pid, self.pidfd(task.vm, pid), areas);
+                self.observer.order(observer::Order { task, pid, pidfd: self.pidfd(task.vm, pid), areas });
             }
             Command::WatchHotness { task, pid, areas } => {
                 self.hotness.watch(task, pid, self.pidfd(task.vm, pid), areas);
             }
-            Command::StopMemory(vm) => self.page_mover.stop(vm),
+            Command::StopMemory(vm) => self.page_mover.order(Memory::Stop(vm)),
             Command::RestoreMasks(task, pid) => self.restore(task, pid),
             // Without scx_vnuma nobody needs it. A look for that is ordered with each resync.
             Command::Rank { .. } if !self.by_scheduler => {}
@@ -563,7 +565,7 @@ impl Shell {
             Command::LookForScheduler => self.affinities.order(Order::Look),
             Command::ForgetMask(pid, tid) => self.affinities.order(Order::Forget { pid, tid }),
             Command::Count { vm, pid, vcpus } => {
-                self.readings.count(Targets { vm, pid, pidfd: self.pidfd(vm, pid), vcpus });
+                self.readings.order(Count(Targets { vm, pid, pidfd: self.pidfd(vm, pid), vcpus }));
             }
             Command::WatchProcess(vm, pid) => self.watch_process(vm, pid),
             Command::UnwatchProcess(vm, pid) => self.unwatch_process(vm, pid),
@@ -584,12 +586,12 @@ impl Shell {
         if self.pidfds.get(&vm).is_some_and(|(known, _)| *known == pid) {
             self.pidfds.remove(&vm);
         }
-        self.processes.unwatch(vm, pid);
+        self.processes.order(processes::Order::Unwatch(vm, pid));
     }
 
     fn watch_process(&self, vm: VmId, pid: i32) {
         let probed = Probed::of(self.core.world().get(vm).map(|known| known.abilities));
-        self.processes.watch(vm, pid, self.pidfd(vm, pid), probed);
+        self.processes.order(processes::Order::Watch(vm, pid, self.pidfd(vm, pid), probed));
     }
 
     /// A process of a VM.

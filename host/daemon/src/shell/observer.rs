@@ -2,7 +2,7 @@
 //!
 //! A look takes at most [`SAMPLES`] pages of a VM, whatever the VM's size. How often it is done is up to the core.
 
-use super::inbox::{Inbox, Message};
+use super::inbox::Inbox;
 use crate::core::event::Event;
 use nix::{
     libc,
@@ -34,42 +34,21 @@ const SMALLEST_KIB: u64 = 4;
 /// Name of an open file that is memory which no process maps (guest_memfd).
 const GUEST_MEMORY: &str = "anon_inode:[kvm-gmem]";
 
-struct Order {
-    task: TaskId,
-    pid: i32,
-    pidfd: Option<Arc<OwnedFd>>,
-    areas: Vec<MemoryArea>,
+/// Memory of this process of a VM is to be looked at; [`Event::MemoryObserved`] follows.
+pub(super) struct Order {
+    pub(super) task: TaskId,
+    pub(super) pid: i32,
+    pub(super) pidfd: Option<Arc<OwnedFd>>,
+    pub(super) areas: Vec<MemoryArea>,
 }
 
-/// The thread.
-#[derive(Debug)]
-pub(super) struct Observer {
-    worker: Worker<Order>,
-}
-
-impl Observer {
-    pub(super) fn start(workers: &Workers, root: PathBuf, inbox: Arc<Inbox>) -> io::Result<Self> {
-        let worker = workers.start("observer", move |orders| {
-            for order in orders {
-                let outcome = observe(&root, &order);
-                // Fails only while vnumad stops.
-                let _ = inbox.send(Message::Event(Event::MemoryObserved(order.task, outcome)));
-            }
-        })?;
-        Ok(Self { worker })
-    }
-
-    /// Looks at memory of this process of a VM; [`Event::MemoryObserved`] follows.
-    pub(super) fn observe(
-        &self,
-        task: TaskId,
-        pid: i32,
-        pidfd: Option<Arc<OwnedFd>>,
-        areas: Vec<MemoryArea>,
-    ) {
-        // Fails only if the thread has panicked, which ends vnumad.
-        let _ = self.worker.send(Order { task, pid, pidfd, areas });
-    }
+pub(super) fn start(workers: &Workers, root: PathBuf, inbox: Arc<Inbox>) -> io::Result<Worker<Order>> {
+    workers.start("observer", move |orders| {
+        for order in orders {
+            let outcome = observe(&root, &order);
+            inbox.tell(Event::MemoryObserved(order.task, outcome));
+        }
+    })
 }
 
 fn observe(root: &Path, order: &Order) -> Result<MemoryObservation, String> {

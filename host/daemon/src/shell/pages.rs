@@ -53,11 +53,11 @@ impl PageReader {
 
     /// Counts the pages of this process of a VM, now and then at intervals.
     pub(super) fn watch(&self, vm: VmId, pid: i32) {
-        self.order(Order::Watch(vm, pid));
+        self.worker.order(Order::Watch(vm, pid));
     }
 
     pub(super) fn unwatch(&self, vm: VmId) {
-        self.order(Order::Unwatch(vm));
+        self.worker.order(Order::Unwatch(vm));
     }
 
     /// What was counted last, KiB by node, and where it may go; nothing yet, or nothing any more, if it is empty.
@@ -68,11 +68,6 @@ impl PageReader {
     /// All and free memory of each node, KiB; nothing if memory is not moved.
     pub(super) fn nodes(&self) -> Nodes {
         self.known.lock().unwrap_or_else(PoisonError::into_inner).nodes.clone()
-    }
-
-    fn order(&self, order: Order) {
-        // Fails only if the thread has panicked, which ends vnumad.
-        let _ = self.worker.send(order);
     }
 }
 

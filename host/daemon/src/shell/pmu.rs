@@ -1,8 +1,8 @@
 //! The counters of threads, as they are read once a period: those of the kernel, and in tests others.
 
 use std::path::PathBuf;
-use vnuma_counters::{CounterError, Detected, Events, Heard, PassedOver, Reading, ThreadCounters, detect};
-use vnuma_model::{Accesses, Counted};
+use vnuma_counters::{CounterError, Detected, Events, Heard, Reading, ThreadCounters, detect};
+use vnuma_model::{Accesses, Counted, PassedOver};
 use vnuma_policy::world::VcpuReading;
 
 /// A vCPU that was on a CPU for less than that may have been counted for none of it.

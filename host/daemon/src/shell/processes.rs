@@ -5,7 +5,10 @@
 //! | `bpf` | one call for all main threads |
 //! | `files` | `stat` and `syscall` of each one, and its pidfd |
 
-use super::inbox::{Inbox, Message};
+use super::{
+    capabilities::{Capabilities, FILES},
+    inbox::{Inbox, Message},
+};
 use crate::{config::Config, core::event::Event};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::{
@@ -16,9 +19,9 @@ use std::{
     time::{Duration, Instant},
 };
 use tracing::{info, warn};
-use vnuma_model::{Abilities, StopReason, VmId};
+use vnuma_model::{Abilities, Capability, StopReason, VmId};
 use vnuma_observe::{
-    location::Prefer,
+    location::{BPF, Prefer},
     tasks::{Call, Doing, TaskLook, TaskReader},
 };
 use vnuma_process::{
@@ -33,8 +36,10 @@ use vnuma_process::{
 /// is probed without this limit, and so is every VM if the kernel does not show main loops.
 const PROBES: u32 = 5;
 
-enum Order {
+pub(super) enum Order {
+    /// Checks a VM's process from now on, and no other of that VM.
     Watch(VmId, i32, Option<Arc<OwnedFd>>, Probed),
+    /// Checks this process of a VM no longer.
     Unwatch(VmId, i32),
 }
 
@@ -123,36 +128,12 @@ impl MainLoop {
     }
 }
 
-/// A thread that checks processes.
-#[derive(Debug)]
-pub(super) struct Processes {
-    worker: Worker<Order>,
-}
-
-impl Processes {
-    pub(super) fn start(workers: &Workers, config: &Config, inbox: Arc<Inbox>) -> io::Result<Self> {
-        let (intervals, prefer) = (config.intervals, config.location);
-        let worker = workers.start("processes", move |orders| {
-            let looker = Looker::new(prefer);
-            run(&orders, (intervals.process, intervals.probe), looker, &inbox);
-        })?;
-        Ok(Self { worker })
-    }
-
-    /// Checks a VM's process from now on, and no other of that VM.
-    pub(super) fn watch(&self, vm: VmId, pid: i32, pidfd: Option<Arc<OwnedFd>>, probed: Probed) {
-        self.send(Order::Watch(vm, pid, pidfd, probed));
-    }
-
-    /// Checks this process of a VM no longer.
-    pub(super) fn unwatch(&self, vm: VmId, pid: i32) {
-        self.send(Order::Unwatch(vm, pid));
-    }
-
-    fn send(&self, order: Order) {
-        // Fails only if the thread has panicked, which ends vnumad.
-        let _ = self.worker.send(order);
-    }
+pub(super) fn start(workers: &Workers, config: &Config, inbox: Arc<Inbox>) -> io::Result<Worker<Order>> {
+    let (intervals, prefer) = (config.intervals, config.location);
+    workers.start("processes", move |orders| {
+        let looker = Looker::new(prefer, inbox.capabilities.clone());
+        run(&orders, (intervals.process, intervals.probe), looker, &inbox);
+    })
 }
 
 fn run(orders: &Jobs<Order>, (every, probe): (Duration, Duration), mut looker: Looker, inbox: &Inbox) {
@@ -224,11 +205,12 @@ struct Looker {
     /// Loaded with the first look: without VMs there is no cost.
     bpf: Option<TaskReader>,
     tried: bool,
+    capabilities: Capabilities,
 }
 
 impl Looker {
-    fn new(prefer: Prefer) -> Self {
-        Self { prefer, bpf: None, tried: false }
+    fn new(prefer: Prefer, capabilities: Capabilities) -> Self {
+        Self { prefer, bpf: None, tried: false, capabilities }
     }
 
     fn load(&mut self) {
@@ -239,10 +221,10 @@ impl Looker {
             Prefer::Poll => Err("BPF is switched off (observe.location = \"poll\")".to_owned()),
             Prefer::Auto | Prefer::Bpf => TaskReader::load_for_threads(),
         };
-        match loaded {
-            Ok(reader) => self.bpf = Some(reader),
-            Err(why_files) => info!(why_files, "processes of VMs are looked at by their files"),
-        }
+        let by = Capability::either(Capability::PROCESSES, [BPF, FILES], loaded.as_ref().err());
+        info!(source = by.in_use, passed_over = by.why(), "looking at processes of VMs");
+        self.capabilities.publish(by);
+        self.bpf = loaded.ok();
     }
 
     /// Looks at processes and reports what has changed. False once the inbox is closed.
@@ -254,6 +236,8 @@ impl Looker {
             if let Err(error) = bpf.look(&pids, |at, look| seen[at] = all[at].1.found(look)) {
                 warn!(%error, "processes cannot be looked at by BPF any more: their files are read");
                 self.bpf = None;
+                let by = Capability::either(Capability::PROCESSES, [BPF, FILES], Some(error));
+                self.capabilities.publish(by);
             }
         }
         let by_files = self.bpf.is_none();
@@ -463,7 +447,8 @@ mod tests {
             let child = child.as_mut().expect("perl");
             let pid = child.id().cast_signed();
             let pidfd = Arc::new(vnuma_process::open_pidfd(pid).expect("a pidfd"));
-            let (mut looker, mut process) = (Looker::new(prefer), Watched::new(pid, Some(pidfd)));
+            let (mut looker, mut process) =
+                (Looker::new(prefer, Capabilities::default()), Watched::new(pid, Some(pidfd)));
             let inbox = Inbox::new().expect("an inbox");
             let limit = Instant::now() + Duration::from_secs(60);
             let mut until = |process: &mut Watched, wanted: &dyn Fn(&Watched, &[String]) -> bool| loop {

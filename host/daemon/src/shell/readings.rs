@@ -3,6 +3,7 @@
 
 use super::{
     access_samples::{AccessSampling, Sampled},
+    capabilities::{GROUPS, IBS},
     groups::Groups,
     inbox::{Inbox, Message},
     pages::PageReader,
@@ -15,13 +16,13 @@ use std::{
     io,
     os::fd::{AsFd, OwnedFd},
     path::PathBuf,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 use tracing::{info, warn};
 use vnuma_api as api;
-use vnuma_counters::{Change, Detected, Events, Heard, PATIENCE, PassedOver, Silence, Source};
-use vnuma_model::{ApicId, CpuId, CpuLayout, HostTopology};
+use vnuma_counters::{Change, Detected, Events, Heard, PATIENCE, Silence, Source};
+use vnuma_model::{ApicId, Capability, CpuId, CpuLayout, HostTopology};
 use vnuma_observe::{
     location::{Prefer, monotonic_ns},
     read_cpu_layout,
@@ -48,9 +49,11 @@ pub(super) struct Targets {
     pub(super) vcpus: Vec<(ApicId, i32)>,
 }
 
-enum Order {
+pub(super) enum Order {
+    /// Counts these threads of a VM from now on, and no others of it.
     Count(Targets),
-    Host(Arc<HostTopology>),
+    /// The host's topology has changed.
+    Host(HostTopology),
 }
 
 /// What is read.
@@ -63,51 +66,20 @@ pub(super) struct Wanted {
     pub(super) samples: bool,
 }
 
-/// A thread that reads once a period.
-#[derive(Debug)]
-pub(super) struct PeriodReader {
-    worker: Worker<Order>,
-    health: Arc<Mutex<api::Counters>>,
-}
-
-impl PeriodReader {
-    pub(super) fn start(
-        workers: &Workers,
-        (root, prefer): (PathBuf, Prefer),
-        wanted: Wanted,
-        host: &HostTopology,
-        inbox: Arc<Inbox>,
-    ) -> io::Result<Self> {
-        let health = Arc::new(Mutex::new(api::Counters::default()));
-        let pmu = Perf { root: root.clone() };
-        let mut task =
-            Task::new(workers.clone(), pmu, (root, prefer), wanted, host, (Arc::clone(&health), inbox));
-        let worker = workers.start("sampler", move |orders| {
-            task.detect();
-            task.run(wanted.period, &orders);
-        })?;
-        Ok(Self { worker, health })
-    }
-
-    /// Counts these threads of a VM from now on, and no others of it.
-    pub(super) fn count(&self, targets: Targets) {
-        self.order(Order::Count(targets));
-    }
-
-    /// The host's topology has changed.
-    pub(super) fn host_changed(&self, host: &HostTopology) {
-        self.order(Order::Host(Arc::new(host.clone())));
-    }
-
-    /// Where the counts come from.
-    pub(super) fn health(&self) -> api::Counters {
-        self.health.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    fn order(&self, order: Order) {
-        // Fails only if the thread has panicked, which ends vnumad.
-        let _ = self.worker.send(order);
-    }
+/// Starts the thread that reads once a period.
+pub(super) fn start(
+    workers: &Workers,
+    (root, prefer): (PathBuf, Prefer),
+    wanted: Wanted,
+    host: &HostTopology,
+    inbox: Arc<Inbox>,
+) -> io::Result<Worker<Order>> {
+    let pmu = Perf { root: root.clone() };
+    let mut task = Task::new(workers.clone(), pmu, (root, prefer), wanted, host, inbox);
+    workers.start("sampler", move |orders| {
+        task.detect();
+        task.run(wanted.period, &orders);
+    })
 }
 
 /// A thread that is counted.
@@ -174,7 +146,6 @@ struct Task<P: Pmu> {
     read_ns: u64,
     reader: threads::Reader,
     groups: Groups,
-    health: Arc<Mutex<api::Counters>>,
 }
 
 impl<P: Pmu> Task<P> {
@@ -184,7 +155,7 @@ impl<P: Pmu> Task<P> {
         (root, prefer): (PathBuf, Prefer),
         wanted: Wanted,
         host: &HostTopology,
-        (health, inbox): (Arc<Mutex<api::Counters>>, Arc<Inbox>),
+        inbox: Arc<Inbox>,
     ) -> Self {
         Self {
             workers,
@@ -199,8 +170,7 @@ impl<P: Pmu> Task<P> {
             sampling: None,
             idle: Vec::new(),
             read_ns: 0,
-            reader: threads::Reader::new(root.clone(), prefer),
-            health,
+            reader: threads::Reader::new(root.clone(), prefer, inbox.capabilities.clone()),
             groups: Groups::new(root.clone(), wanted.period),
             root,
             inbox,
@@ -219,7 +189,7 @@ impl<P: Pmu> Task<P> {
                     }
                     self.count(targets);
                 }
-                Next::Job(Order::Host(host)) => (self.host, self.layout) = (host, None),
+                Next::Job(Order::Host(host)) => (self.host, self.layout) = (Arc::new(host), None),
                 Next::Nothing => {
                     // One that is late is not made up for.
                     read_at = (read_at + period).max(Instant::now() + period / 2);
@@ -235,12 +205,10 @@ impl<P: Pmu> Task<P> {
     fn detect(&mut self) {
         let given_up = self.silence.given_up();
         self.detected = self.pmu.detect(&given_up);
-        let why = |passed: &PassedOver| format!("{}: {}", passed.source, passed.why);
-        let passed_over = self.detected.passed_over.iter().map(why).collect();
-        let source = self.detected.source().name().to_owned();
-        let given_up = given_up.iter().map(|passed| passed.source.name().to_owned()).collect();
-        let mut health = self.health.lock().unwrap_or_else(PoisonError::into_inner);
-        *health = api::Counters { source, passed_over, given_up, ..api::Counters::default() };
+        self.inbox.capabilities.publish(self.detected.capability());
+        let given_up = given_up.into_iter().map(|passed| passed.way).collect();
+        let numbers = api::Counters { given_up, ..api::Counters::default() };
+        self.inbox.capabilities.note_counters(|counters| *counters = numbers);
     }
 
     /// Gives the source up for the next best one if it counts nothing, and tries it again later.
@@ -326,6 +294,10 @@ impl<P: Pmu> Task<P> {
         self.reader.read(Vec::new());
         self.read_idle();
         self.sampling = self.wanted.samples.then(|| AccessSampling::find(&self.root));
+        if let Some(sampling) = &self.sampling {
+            let by = Capability::either(Capability::SAMPLES, [IBS, "none"], sampling.problem());
+            self.inbox.capabilities.publish(by);
+        }
         self.look_at_pages();
     }
 
@@ -334,7 +306,8 @@ impl<P: Pmu> Task<P> {
             self.pages = None;
             self.idle.clear();
             self.reader.end();
-            self.note_health();
+            self.inbox.capabilities.withdraw(&[Capability::GROUPS, Capability::SAMPLES]);
+            self.note_numbers();
         }
     }
 
@@ -363,7 +336,9 @@ impl<P: Pmu> Task<P> {
         for vm in self.vms.values_mut() {
             open_counters(&mut self.pmu, vm, self.detected.events.as_ref(), self.sampling.as_ref());
         }
-        self.note_health();
+        self.note_numbers();
+        let by = Capability::either(Capability::GROUPS, [GROUPS, "defaults"], self.groups.problem());
+        self.inbox.capabilities.publish(by);
         let groups = self.groups.known();
         let memory = self.pages.as_ref().map(PageReader::nodes).unwrap_or_default();
         let reading = HostReading { began_ns, period_ns, source, layout, cpus, groups, memory, vms };
@@ -394,21 +369,15 @@ impl<P: Pmu> Task<P> {
         self.idle.iter().filter_map(since).collect()
     }
 
-    fn note_health(&self) {
+    fn note_numbers(&self) {
         let threads = || self.vms.values().flat_map(|vm| &vm.threads);
-        let mut health = self.health.lock().unwrap_or_else(PoisonError::into_inner);
-        health.threads = threads().count();
-        health.failed = threads().filter(|thread| thread.problem.is_some()).count();
-        health.why_failed = threads().find_map(|thread| thread.problem.clone());
         let shared = threads().map(|thread| thread.permille).filter(|permille| *permille < WHOLE);
-        (health.shared, health.least_permille) = (shared.clone().count(), shared.min());
-        let read_by = if self.vms.is_empty() { "" } else { self.reader.source() };
-        health.read_by = read_by.to_owned();
-        health.why_files = self.reader.why_files().map(str::to_owned);
-        health.why_no_idle_times = self.reader.why_no_idle_times().map(str::to_owned);
-        let problem = self.sampling.as_ref().map(|sampling| sampling.problem().map(str::to_owned));
-        (health.samples, health.why_no_samples) = (matches!(problem, Some(None)), problem.flatten());
-        health.why_no_groups = self.groups.problem().map(str::to_owned);
+        self.inbox.capabilities.note_counters(|counters| {
+            counters.threads = threads().count();
+            counters.failed = threads().filter(|thread| thread.problem.is_some()).count();
+            counters.why_failed = threads().find_map(|thread| thread.problem.clone());
+            (counters.shared, counters.least_permille) = (shared.clone().count(), shared.min());
+        });
     }
 }
 

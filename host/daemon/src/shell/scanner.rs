@@ -57,8 +57,7 @@ impl Scanner {
 
     /// Removes the record of the process with this PID, which has ended.
     pub(super) fn forget_record(&self, pid: i32) {
-        // Fails only if the thread has panicked, which ends vnumad.
-        let _ = self.worker.send(pid);
+        self.worker.order(pid);
     }
 }
 

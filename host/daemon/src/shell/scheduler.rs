@@ -10,19 +10,20 @@
 //! The maps are pinned, so that they outlive a vnumad that is killed. Its places do not hold for long without a heartbeat,
 //! and the next vnumad finds the threads by the map and by their class.
 
+use super::capabilities::Capabilities;
 use std::{
     collections::BTreeMap,
     io,
     os::fd::{AsFd, OwnedFd},
     path::PathBuf,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
 };
 use tracing::warn;
-use vnuma_api as api;
-use vnuma_model::{CpuSet, Steal};
+use vnuma_api::PlaceSetting as By;
+use vnuma_model::{Capability, CpuSet, PassedOver, Steal};
 use vnuma_observe::{
     location::monotonic_ns,
-    scheduler::{Assigned, DIRECTORY, OPS, Scheduler, loaded_scheduler},
+    scheduler::{Assigned, Counts, DIRECTORY, OPS, Scheduler, loaded_scheduler},
 };
 use vnuma_process::{ActError, Class, change_class, procfs, read_class};
 
@@ -57,11 +58,11 @@ pub(super) struct Places {
     problems: BTreeMap<i32, String>,
     epoch: u64,
     steal: Steal,
-    health: Arc<Mutex<api::PlaceSetting>>,
+    capabilities: Capabilities,
 }
 
 impl Places {
-    pub(super) fn new(root: PathBuf, health: Arc<Mutex<api::PlaceSetting>>) -> Self {
+    pub(super) fn new(root: PathBuf, capabilities: Capabilities) -> Self {
         Self {
             root,
             directory: PathBuf::from(DIRECTORY),
@@ -70,7 +71,7 @@ impl Places {
             problems: BTreeMap::new(),
             epoch: monotonic_ns(),
             steal: Steal::default(),
-            health,
+            capabilities,
         }
     }
 
@@ -97,33 +98,35 @@ impl Places {
                     Look::Loaded
                 }
                 Err(error) => {
-                    self.note(|health| *health = api::PlaceSetting::affinity(error.to_string()));
+                    self.note(Some(error.to_string()));
                     Look::Same
                 }
             },
         };
         self.beat();
-        if let Some(scheduler) = &self.open {
-            let counts = scheduler.counts();
-            let setting = api::PlaceSetting {
-                mechanism: api::PlaceSetting::SCHEDULER.to_owned(),
-                why_not: self.problems.values().next().cloned(),
-                full: scheduler.is_full(),
-                vcpus: self.threads.len(),
-                placed: counts.placed,
-                stolen_local: counts.stolen_local,
-                stolen_remote: counts.stolen_remote,
-                starved: counts.starved,
-            };
-            self.note(|health| *health = setting);
-        } else if let Look::Ended(why, _) = &found {
-            self.note(|health| *health = api::PlaceSetting::affinity(why.clone()));
+        match &found {
+            Look::Ended(why, _) => self.note(Some(why.clone())),
+            _ if self.open.is_some() => self.note(self.problems.values().next().cloned()),
+            _ => {}
         }
         found
     }
 
-    fn note(&self, change: impl FnOnce(&mut api::PlaceSetting)) {
-        change(&mut self.health.lock().unwrap_or_else(PoisonError::into_inner));
+    /// `problem`: why it is not used, or not for some thread.
+    fn note(&self, problem: Option<String>) {
+        let (in_use, numbers) = match &self.open {
+            None => (By::AFFINITY, By::default()),
+            Some(scheduler) => {
+                let Counts { placed, stolen_local, stolen_remote, starved, .. } = scheduler.counts();
+                let (full, vcpus) = (scheduler.is_full(), self.threads.len());
+                let numbers =
+                    By { full, vcpus, placed, stolen_local, stolen_remote, starved, ..By::default() };
+                (By::SCHEDULER, numbers)
+            }
+        };
+        let passed_over = problem.map(|why| PassedOver::new(By::SCHEDULER, why));
+        self.capabilities.publish(Capability::new(Capability::PLACES, in_use, passed_over));
+        self.capabilities.note_places(numbers);
     }
 
     /// Which threads idle CPUs take. scx_vnuma is told with the next heartbeat.
@@ -387,7 +390,7 @@ mod tests {
     }
 
     fn places(root: &Path, directory: &Path) -> Places {
-        let places = Places::new(root.to_owned(), Arc::default());
+        let places = Places::new(root.to_owned(), Capabilities::default());
         Places { directory: directory.to_owned(), ..places }
     }
 

@@ -5,12 +5,13 @@
 //! | `bpf` | one call for all of them | the same call, as of their last turn | the same call, or `/proc/stat` where the kernel does not list its variables |
 //! | `files` | `schedstat`, `stat` and the affinity of each, `status` if that has changed | not here | `/proc/stat` |
 
+use super::capabilities::{Capabilities, FILES};
 use std::path::{Path, PathBuf};
 use tracing::{info, warn};
 use vnuma_counters::Reading;
-use vnuma_model::{CpuId, CpuSet};
+use vnuma_model::{Capability, CpuId, CpuSet, PassedOver};
 use vnuma_observe::{
-    location::Prefer,
+    location::{BPF, Prefer},
     read_idle_times,
     tasks::{Asked, TaskReader, TaskReading},
 };
@@ -136,16 +137,13 @@ pub(super) struct Reader {
     prefer: Prefer,
     /// While anything is read.
     bpf: Option<TaskReader>,
-    /// Why it is files, for all or for CPUs.
-    why_files: Option<String>,
-    /// Of the last call.
-    why_no_idle_times: Option<String>,
+    capabilities: Capabilities,
 }
 
 impl Reader {
     /// Below another root than `/` there are no threads that BPF could read.
-    pub(super) fn new(root: PathBuf, prefer: Prefer) -> Self {
-        Self { root, prefer, bpf: None, why_files: None, why_no_idle_times: None }
+    pub(super) fn new(root: PathBuf, prefer: Prefer, capabilities: Capabilities) -> Self {
+        Self { root, prefer, bpf: None, capabilities }
     }
 
     /// Something is to be read from now on.
@@ -155,35 +153,16 @@ impl Reader {
             (_, false) => Err("the host's files are those of another root than /".to_owned()),
             (Prefer::Auto | Prefer::Bpf, true) => TaskReader::load(),
         };
-        self.why_files = match &loaded {
-            Ok(reader) => reader.idle_times().err().map(str::to_owned),
-            Err(why) => Some(why.clone()),
-        };
+        let by = Capability::either(Capability::READINGS, [BPF, FILES], loaded.as_ref().err());
+        info!(source = by.in_use, passed_over = by.why(), "reading threads once a period");
+        self.capabilities.publish(by);
         self.bpf = loaded.ok();
-        match &self.why_files {
-            None => info!(source = self.source(), "reading threads once a period"),
-            Some(why) => info!(source = self.source(), why_files = why, "reading threads once a period"),
-        }
     }
 
     /// Nothing is read any more.
     pub(super) fn end(&mut self) {
-        (self.bpf, self.why_files, self.why_no_idle_times) = (None, None, None);
-    }
-
-    /// `bpf` or `files`.
-    pub(super) fn source(&self) -> &'static str {
-        if self.bpf.is_some() { "bpf" } else { "files" }
-    }
-
-    /// Why it is files, for all or for CPUs.
-    pub(super) fn why_files(&self) -> Option<&str> {
-        self.why_files.as_deref()
-    }
-
-    /// Why idle times cannot be read either way.
-    pub(super) fn why_no_idle_times(&self) -> Option<&str> {
-        self.why_no_idle_times.as_deref()
+        self.bpf = None;
+        self.capabilities.withdraw(&[Capability::READINGS, Capability::IDLE_TIMES]);
     }
 
     /// Reads these threads, and the CPUs for [`Self::idle_times`].
@@ -200,7 +179,12 @@ impl Reader {
                 Ok(()) => return,
                 Err(error) => {
                     warn!(%error, "threads cannot be read by BPF any more: their files are read");
-                    (self.bpf, self.why_files) = (None, Some(error.to_string()));
+                    self.bpf = None;
+                    self.capabilities.publish(Capability::either(
+                        Capability::READINGS,
+                        [BPF, FILES],
+                        Some(error),
+                    ));
                 }
             }
         }
@@ -210,20 +194,23 @@ impl Reader {
     /// How long each CPU had been idle since the boot when threads were read last, or is by now, in rising order. Empty: that
     /// cannot be read.
     pub(super) fn idle_times(&mut self) -> Vec<(CpuId, u64)> {
-        self.why_no_idle_times = None;
-        if let Some(Ok(times)) = self.bpf.as_ref().map(TaskReader::idle_times) {
-            return times.collect();
-        }
-        match read_idle_times(&self.root) {
-            Ok(mut times) => {
-                times.sort_unstable();
-                times
+        let (in_use, passed_over, mut times) = match self.bpf.as_ref().map(TaskReader::idle_times) {
+            Some(Ok(times)) => (BPF, Vec::new(), times.collect()),
+            by_bpf => {
+                let why = by_bpf.and_then(Result::err).unwrap_or("threads are not read by it either");
+                let mut passed_over = vec![PassedOver::new(BPF, why)];
+                match read_idle_times(&self.root) {
+                    Ok(times) => (FILES, passed_over, times),
+                    Err(error) => {
+                        passed_over.push(PassedOver::new(FILES, error.to_string()));
+                        ("none", passed_over, Vec::new())
+                    }
+                }
             }
-            Err(error) => {
-                self.why_no_idle_times = Some(error.to_string());
-                Vec::new()
-            }
-        }
+        };
+        self.capabilities.publish(Capability::new(Capability::IDLE_TIMES, in_use, passed_over));
+        times.sort_unstable();
+        times
     }
 }
 
@@ -239,7 +226,7 @@ mod tests {
     const HANG: Duration = Duration::from_secs(60);
 
     fn reader(prefer: Prefer) -> Reader {
-        let mut reader = Reader::new("/".into(), prefer);
+        let mut reader = Reader::new("/".into(), prefer, Capabilities::default());
         reader.begin();
         reader
     }
@@ -261,8 +248,9 @@ mod tests {
     #[test]
     fn both_ways_read_the_same_until_the_thread_has_ended() {
         let mut ways = [reader(Prefer::Auto), reader(Prefer::Poll)];
-        assert_eq!(ways[1].source(), "files");
-        assert!(ways[1].why_files().is_some_and(|why| why.contains("observe.location")));
+        let [first, second] = ways.each_ref().map(|way| way.capabilities.of(Capability::READINGS));
+        assert_eq!(second.in_use, FILES);
+        assert!(second.why_not(BPF).is_some_and(|why| why.contains("observe.location")));
         let (tell, told) = mpsc::channel();
         let (end, ended) = mpsc::channel::<()>();
         let waiting = std::thread::spawn(move || {
@@ -278,7 +266,7 @@ mod tests {
             let [before, known, after] = [1, 0, 1].map(|way| read(&mut ways[way], &mut threads[way]));
             if before == after {
                 assert!(known.is_some());
-                assert_eq!(known, after, "by {} and by files", ways[0].source());
+                assert_eq!(known, after, "by {} and by files", first.in_use);
                 compared += 1;
             }
             assert!(Instant::now() < limit, "it never rests");
@@ -312,13 +300,21 @@ mod tests {
     #[test]
     fn another_root_is_read_from_its_files() {
         let root = tempfile::tempdir().expect("a directory");
-        let mut reader = Reader::new(root.path().into(), Prefer::Auto);
+        let mut reader = Reader::new(root.path().into(), Prefer::Auto, Capabilities::default());
         reader.begin();
-        assert_eq!((reader.source(), reader.idle_times()), ("files", Vec::new()));
-        assert!(reader.why_no_idle_times().is_some_and(|why| why.contains("proc/stat")));
+        assert_eq!(reader.idle_times(), []);
+        let published = |reader: &Reader| reader.capabilities.of(Capability::IDLE_TIMES);
+        assert_eq!(
+            (
+                reader.capabilities.of(Capability::READINGS).in_use.as_str(),
+                published(&reader).in_use.as_str()
+            ),
+            (FILES, "none")
+        );
+        assert!(published(&reader).why_not(FILES).is_some_and(|why| why.contains("proc/stat")));
         std::fs::create_dir(root.path().join("proc")).expect("made");
         std::fs::write(root.path().join("proc/stat"), "cpu1 0 0 0 7 1\ncpu0 0 0 0 2 0\n").expect("written");
         assert_eq!(reader.idle_times(), [(0, 20_000_000), (1, 80_000_000)]);
-        assert_eq!(reader.why_no_idle_times(), None);
+        assert_eq!((published(&reader).in_use.as_str(), published(&reader).why_not(FILES)), (FILES, None));
     }
 }

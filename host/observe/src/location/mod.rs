@@ -37,7 +37,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
-use vnuma_model::{CpuId, HostTopology};
+use vnuma_model::{Capability, CpuId, HostTopology, PassedOver};
 use vnuma_process::ProcError;
 
 /// Which source of events to use.
@@ -125,16 +125,17 @@ pub enum LocationError {
     },
 }
 
+/// The best way to learn locations.
+pub const BPF: &str = "bpf";
+
 /// Most threads watched at a time: 16 VMs with as many vCPUs as QEMU can have.
 pub const MAX_WATCHED: usize = 65_536;
 
 /// How locations are watched, and how well.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Health {
-    /// `bpf` or `poll`.
-    pub source: &'static str,
-    /// Why it is not BPF, or not any more.
-    pub why_not_bpf: Option<String>,
+    /// By `bpf`, by `poll`, or `none` if neither works any more.
+    pub by: Capability,
     /// A change of the allowed CPUs alone makes an event.
     pub sees_affinity: bool,
     /// Threads that are watched.
@@ -372,33 +373,14 @@ impl LocationWatcher {
     /// How locations are watched by now.
     pub fn health(&self) -> Health {
         let state = self.shared.lock();
-        let (source, sees_affinity) = match &state.source {
-            Some(Source::Bpf(bpf)) => ("bpf", bpf.sees_affinity()),
+        let (way, sees_affinity) = match &state.source {
+            Some(Source::Bpf(bpf)) => (BPF, bpf.sees_affinity()),
             Some(Source::Poll(_)) => ("poll", true),
             None => ("none", false),
         };
-        Health {
-            source,
-            why_not_bpf: state.why_not_bpf.clone(),
-            sees_affinity,
-            watched: state.threads.len(),
-            full: state.full,
-        }
-    }
-
-    /// `bpf` or `poll`; `none` if neither works any more.
-    pub fn source(&self) -> &'static str {
-        self.health().source
-    }
-
-    /// Why it is not BPF.
-    pub fn why_not_bpf(&self) -> Option<String> {
-        self.health().why_not_bpf
-    }
-
-    /// Does a change of the allowed CPUs alone make an event?
-    pub fn sees_affinity(&self) -> bool {
-        self.health().sees_affinity
+        let passed_over = state.why_not_bpf.as_ref().map(|why| PassedOver::new(BPF, why));
+        let by = Capability::new(Capability::LOCATIONS, way, passed_over);
+        Health { by, sees_affinity, watched: state.threads.len(), full: state.full }
     }
 
     /// Records that the BPF programs have made; none when polling. Each wakes its reader at most once.
@@ -470,7 +452,7 @@ mod tests {
             let _ = send.send(event);
         };
         let watcher = LocationWatcher::start(&host, Prefer::Bpf, Duration::from_millis(5), on_event).unwrap();
-        assert_eq!((watcher.health().source, watcher.health().watched), ("bpf", 0));
+        assert_eq!((watcher.health().by.in_use.as_str(), watcher.health().watched), (BPF, 0));
         // Threads whose end is an event. The first one breaks the source; what comes after takes over with the next one
         // that was not taken together with it.
         let pid = std::process::id().cast_signed();
@@ -497,14 +479,14 @@ mod tests {
             }
         };
         let limit = Instant::now() + HANG;
-        while watcher.health().source == "bpf" && Instant::now() < limit {
+        while watcher.health().by.in_use == BPF && Instant::now() < limit {
             let next = short();
             watcher.watch(pid, next.0).unwrap();
             until_exit(end(next));
         }
         let health = watcher.health();
-        assert_eq!((health.source, health.watched), ("poll", 1));
-        assert!(health.why_not_bpf.unwrap().contains("a test wants it so"));
+        assert_eq!((health.by.in_use.as_str(), health.watched), ("poll", 1));
+        assert!(health.by.why_not(BPF).unwrap().contains("a test wants it so"));
         watcher.watch(pid, stays.0).unwrap();
         until_exit(end(stays));
         assert_eq!(watcher.health().watched, 0);

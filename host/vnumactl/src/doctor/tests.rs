@@ -1,27 +1,51 @@
 use super::*;
 use std::collections::BTreeMap;
-use vnuma_api::{Generation, GuestNode, Publication, RefusedGeneration};
+use vnuma_api::{Counters, Generation, GuestNode, PassedOver, Publication, RefusedGeneration};
 use vnuma_model::DistanceMatrix;
 
+/// What is in use, with ways that are passed over.
+fn capability(name: &str, in_use: &str, passed_over: &[(&str, &str)]) -> Capability {
+    Capability::new(name, in_use, passed_over.iter().map(|&(way, why)| PassedOver::new(way, why)))
+}
+
+/// With locations from this source.
 fn daemon(source: &str) -> Daemon {
     let bpf = source == "bpf";
+    let no_bpf = [("bpf", "no BTF")];
+    let passed_over = if bpf { &[][..] } else { &no_bpf[..] };
     Daemon {
         version: "1".into(),
         pid: 1,
+        capabilities: vec![
+            capability(Capability::LOCATIONS, source, passed_over),
+            Capability::either(Capability::AFFINITY, ["event", "resync"], (!bpf).then_some("no event")),
+            capability(Capability::COUNTERS, "per-node", &[]),
+            capability(Capability::PLACES, "sched_ext", &[]),
+        ],
         location_source: source.into(),
-        why_not_bpf: (!bpf).then(|| "no BTF".into()),
+        why_not_bpf: None,
         affinity_events: bpf,
         location_events_lost: 0,
         replug_after_s: None,
         policy: "off".into(),
         policy_period_ms: 1000,
-        counters: Counters { source: "per-node".into(), ..Counters::default() },
-        places: scheduler(None),
+        counters: Counters::default(),
+        places: PlaceSetting::default(),
         libvirt: Vec::new(),
         watchers: 0,
         watchers_dropped: 0,
         silent_threads: Vec::new(),
     }
+}
+
+/// The host's check of this capability, and all as text.
+fn with(daemon: Daemon, now: Capability) -> ((String, Level), String) {
+    let name = now.name.clone();
+    let mut capabilities = daemon.capabilities;
+    capabilities.retain(|other| other.name != name);
+    capabilities.push(now);
+    let checks = examine(&Daemon { capabilities, ..daemon }, &HostTopology::default(), &[]);
+    (found(&checks, &name), text(&checks))
 }
 
 #[test]
@@ -35,26 +59,30 @@ fn threads_of_vnumad_that_make_no_progress_are_named() {
     assert!(shown.contains("mover, vm-3"), "{shown}");
 }
 
-fn scheduler(why_not: Option<&str>) -> PlaceSetting {
-    let mechanism = PlaceSetting::SCHEDULER.to_owned();
-    PlaceSetting { mechanism, why_not: why_not.map(str::to_owned), ..PlaceSetting::default() }
+#[test]
+fn how_places_are_set_is_named_with_why_it_is_not_better() {
+    let check = |full, now| {
+        let places = PlaceSetting { full, ..PlaceSetting::default() };
+        with(Daemon { places, ..daemon("bpf") }, now)
+    };
+    let places = |in_use, passed_over| capability(Capability::PLACES, in_use, passed_over);
+    assert_eq!(check(false, places("sched_ext", &[])).0, ("sched_ext, partial".into(), Level::Best));
+    assert_eq!(check(true, places("sched_ext", &[])).0, ("sched_ext, full".into(), Level::Best));
+    let (found, shown) =
+        check(false, places("sched_ext", &[("sched_ext", "thread 7 has scheduling class 3")]));
+    assert_eq!(found, ("sched_ext, partial; affinity for some vCPUs".into(), Level::Reduced));
+    assert!(shown.contains("thread 7 has scheduling class 3") && shown.contains("chrt"), "{shown}");
+    let (found, shown) =
+        check(false, places("affinity", &[("sched_ext", "no sched_ext scheduler is loaded")]));
+    assert_eq!(found, ("affinity".into(), Level::Reduced));
+    assert!(shown.contains("no sched_ext scheduler is loaded") && shown.contains("run scx_vnuma"), "{shown}");
 }
 
 #[test]
-fn how_places_are_set_is_named_with_why_it_is_not_better() {
-    let check = |places: PlaceSetting| {
-        let checks = examine(&Daemon { places, ..daemon("bpf") }, &HostTopology::default(), &[]);
-        (found(&checks, "places"), text(&checks))
-    };
-    assert_eq!(check(scheduler(None)).0, ("sched_ext, partial".into(), Level::Best));
-    let full = PlaceSetting { full: true, ..scheduler(None) };
-    assert_eq!(check(full).0, ("sched_ext, full".into(), Level::Best));
-    let (found, shown) = check(scheduler(Some("thread 7 has scheduling class 3")));
-    assert_eq!(found, ("sched_ext, partial; affinity for some vCPUs".into(), Level::Reduced));
-    assert!(shown.contains("thread 7 has scheduling class 3"), "{shown}");
-    let (found, shown) = check(PlaceSetting::affinity("no sched_ext scheduler is loaded".into()));
-    assert_eq!(found, ("affinity".into(), Level::Reduced));
-    assert!(shown.contains("no sched_ext scheduler is loaded") && shown.contains("run scx_vnuma"), "{shown}");
+fn a_vnumad_that_does_not_say_what_it_uses_is_named() {
+    let old = Daemon { capabilities: Vec::new(), ..daemon("bpf") };
+    let checks = examine(&old, &HostTopology::default(), &[]);
+    assert_eq!(found(&checks, "capabilities"), ("unknown".into(), Level::Reduced));
 }
 
 #[test]
@@ -75,81 +103,87 @@ fn a_libvirt_that_does_not_answer_is_named() {
 }
 
 #[test]
-fn how_threads_are_read_is_named_while_they_are_read() {
-    let check = |read_by: &str, why_files: Option<&str>| {
-        let (read_by, why_files) = (read_by.to_owned(), why_files.map(str::to_owned));
-        let counters = Counters { read_by, why_files, ..Counters::default() };
-        let checks = examine(&Daemon { counters, ..daemon("bpf") }, &HostTopology::default(), &[]);
-        let shown = text(&checks);
-        checks.iter().any(|check| check.check == "readings").then(|| (found(&checks, "readings"), shown))
-    };
-    assert!(check("", None).is_none());
-    assert_eq!(check("bpf", None).expect("shown").0, ("bpf".into(), Level::Best));
-    let (found, shown) = check("bpf", Some("no symbols")).expect("shown");
-    assert_eq!(found, ("bpf, /proc/stat for CPUs".into(), Level::Reduced));
-    assert!(shown.contains("no symbols"), "{shown}");
-    let (found, shown) = check("files", Some("the kernel has no BTF")).expect("shown");
-    assert_eq!(found, ("files".into(), Level::Reduced));
-    assert!(shown.contains("the kernel has no BTF") && shown.contains("6.10"), "{shown}");
+fn what_is_in_use_is_named_with_why_it_is_not_better() {
+    for (name, in_use, passed_over, expected) in [
+        (Capability::READINGS, "bpf", &[][..], &[][..]),
+        (
+            Capability::READINGS,
+            "files",
+            &[("bpf", "the kernel has no BTF")],
+            &["costs more CPU time: bpf: the kernel has no BTF", "6.10"],
+        ),
+        (
+            Capability::PROCESSES,
+            "files",
+            &[("bpf", "no rights")],
+            &["each look costs more CPU time: bpf: no rights"],
+        ),
+        (
+            Capability::IDLE_TIMES,
+            "files",
+            &[("bpf", "no symbols")],
+            &["idle-times: bpf: no symbols", "KALLSYMS"],
+        ),
+        (
+            Capability::IDLE_TIMES,
+            "none",
+            &[("files", "/proc/stat: missing")],
+            &["nothing is moved to idle ones: files: /proc/stat: missing"],
+        ),
+        (
+            Capability::GROUPS,
+            "defaults",
+            &[("cgroups", "/sys/fs/cgroup/a/cpu.weight: `x`: not a number")],
+            &["taken to be the kernel's defaults: cgroups: /sys/fs/cgroup/a/cpu.weight: `x`"],
+        ),
+        (Capability::SAMPLES, "none", &[("ibs", "no IBS: /sys/x")], &["no IBS: /sys/x", "policy.samples"]),
+        (
+            Capability::HOTNESS,
+            "none",
+            &[("damon", "it is in use")],
+            &["damon: it is in use", "CONFIG_DAMON_SYSFS"],
+        ),
+        (Capability::COUNTERS, "local-remote", &[("per-node", "no events")], &[]),
+        (
+            Capability::COUNTERS,
+            "generic",
+            &[("per-node", "no such events")],
+            &["per-node: no such events", "a PMU whose events"],
+        ),
+        (
+            Capability::COUNTERS,
+            "none",
+            &[("generic", "not permitted")],
+            &["nothing can be counted", "not permitted", "CAP_PERFMON"],
+        ),
+    ] {
+        let (found, shown) = with(daemon("bpf"), capability(name, in_use, passed_over));
+        let level = if expected.is_empty() { Level::Best } else { Level::Reduced };
+        assert_eq!(found, (in_use.to_owned(), level), "{name}");
+        expected.iter().for_each(|part| assert!(shown.contains(part), "{part} is not in {shown}"));
+    }
+    let (found, _) = with(daemon("bpf"), capability(Capability::SAMPLES, "ibs", &[]));
+    assert_eq!(found, ("ibs, which vnuma's developers could not run".into(), Level::Best));
 }
 
 #[test]
-fn the_source_of_counters_is_named_with_why_it_is_not_better() {
-    let check = |counters: Counters| {
-        let checks = examine(&Daemon { counters, ..daemon("bpf") }, &HostTopology::default(), &[]);
-        (found(&checks, "counters"), text(&checks))
+fn what_keeps_counters_from_counting_all_is_named() {
+    let check = |counters: Counters, in_use, passed_over| {
+        with(Daemon { counters, ..daemon("bpf") }, capability(Capability::COUNTERS, in_use, passed_over))
     };
-    let counters = |source: &str, passed_over: &[&str]| Counters {
-        source: source.into(),
-        passed_over: passed_over.iter().map(|&why| why.to_owned()).collect(),
-        ..Counters::default()
-    };
-    assert_eq!(
-        check(counters("local-remote", &["per-node: no events"])).0,
-        ("local-remote".into(), Level::Best)
-    );
-    let (found, shown) = check(counters("generic", &["per-node: no such events"]));
-    assert_eq!(found, ("generic".into(), Level::Reduced));
-    assert!(shown.contains("per-node: no such events"), "{shown}");
-    let (found, shown) = check(counters("none", &["generic: not permitted"]));
-    assert_eq!(found, ("none".into(), Level::Reduced));
-    assert!(shown.contains("nothing can be counted") && shown.contains("not permitted"), "{shown}");
     let why_failed = Some("too many open files".to_owned());
-    let (found, shown) = check(Counters { threads: 9, failed: 2, why_failed, ..counters("generic", &[]) });
+    let failed = Counters { threads: 9, failed: 2, why_failed, ..Counters::default() };
+    let (found, shown) = check(failed, "generic", &[]);
     assert_eq!(found, ("generic, 2 of 9 threads are not counted".into(), Level::Reduced));
     assert!(shown.contains("too many open files"), "{shown}");
-    let (found, shown) =
-        check(Counters { threads: 9, shared: 3, least_permille: Some(125), ..counters("per-node", &[]) });
+    let shared = Counters { threads: 9, shared: 3, least_permille: Some(125), ..Counters::default() };
+    let (found, shown) = check(shared, "per-node", &[]);
     assert_eq!(found, ("per-node, 3 of 9 threads share counters with others".into(), Level::Reduced));
     assert!(shown.contains("for 12.5 % of its time") && shown.contains("nmi_watchdog"), "{shown}");
-    let given_up = vec!["per-node".to_owned()];
-    let (found, shown) =
-        check(Counters { given_up, ..counters("local-remote", &["per-node: it counted nothing"]) });
+    let given_up = Counters { given_up: vec!["per-node".to_owned()], ..Counters::default() };
+    let (found, shown) = check(given_up, "local-remote", &[("per-node", "it counted nothing")]);
     assert_eq!(found, ("local-remote, instead of per-node".into(), Level::Reduced));
     assert!(shown.contains("it counted nothing") && shown.contains("nmi_watchdog"), "{shown}");
-    let blind =
-        Counters { why_no_idle_times: Some("/proc/stat: missing".into()), ..counters("per-node", &[]) };
-    let (found, shown) = check(blind);
-    assert_eq!(found, ("per-node".into(), Level::Reduced));
-    assert!(shown.contains("/proc/stat: missing"), "{shown}");
-    let why = Some("/sys/fs/cgroup/a/cpu.weight: `x`: not a number".into());
-    let (found, shown) = check(Counters { why_no_groups: why, ..counters("per-node", &[]) });
-    assert_eq!(found, ("per-node".into(), Level::Reduced));
-    assert!(shown.contains("taken to be the kernel's defaults: /sys/fs/cgroup/a/cpu.weight: `x`"), "{shown}");
-}
-
-#[test]
-fn samples_are_shown_if_they_are_wanted() {
-    let check = |counters: Counters| {
-        let checks = examine(&Daemon { counters, ..daemon("bpf") }, &HostTopology::default(), &[]);
-        (checks.iter().any(|check| check.check == "samples"), text(&checks))
-    };
-    assert!(!check(Counters::default()).0);
-    let (shown, text) = check(Counters { samples: true, ..Counters::default() });
-    assert!(shown && text.contains("could not run"), "{text}");
-    let why = Some("no IBS: /sys/x".to_owned());
-    let (shown, text) = check(Counters { why_no_samples: why, ..Counters::default() });
-    assert!(shown && text.contains("no IBS: /sys/x") && text.contains("policy.samples"), "{text}");
 }
 
 fn vm(name: &str, homes: &[Option<u32>]) -> Vm {
@@ -257,7 +291,8 @@ fn every_lesser_capability_says_why_and_what_to_do() {
         check.and_then(|check| check.remedy).expect("a remedy")
     };
     assert!(remedy(daemon("poll")).starts_with("BPF locations"));
-    let blind = Daemon { affinity_events: false, ..daemon("bpf") };
+    let mut blind = daemon("bpf");
+    blind.capabilities[1] = capability(Capability::AFFINITY, "resync", &[("event", "no event")]);
     assert!(remedy(blind).starts_with("a kernel in which BPF can trace"), "BPF is in use already");
     let of = |vm: Vm| examine(&daemon("bpf"), &HostTopology::default(), &[vm]);
     assert_eq!(found(&of(vm("a", &[])), "guest nodes"), ("none".into(), Level::Missing));

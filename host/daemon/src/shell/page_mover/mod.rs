@@ -15,7 +15,7 @@
 
 mod job;
 
-use super::inbox::{Inbox, Message};
+use super::inbox::Inbox;
 use crate::core::event::Event;
 use job::{Job, Process, WORK};
 use std::{
@@ -44,38 +44,18 @@ const REPORT: Duration = Duration::from_secs(1);
 /// VMs whose places are remembered.
 const PLACES: usize = 4096;
 
-enum Order {
+pub(super) enum Order {
+    /// Moves memory of this process of a VM; [`Event::MemoryMoved`] follows, now and then and at the end.
     Move { task: TaskId, pid: i32, pidfd: Option<Arc<OwnedFd>>, order: MoveMemory },
+    /// Ends what is under way for a VM; the event follows.
     Stop(VmId),
 }
 
-/// The thread. When it is dropped, jobs end after their batch.
-#[derive(Debug)]
-pub(super) struct PageMover {
-    worker: Worker<Order>,
-}
-
-impl PageMover {
-    pub(super) fn start(workers: &Workers, root: PathBuf, inbox: Arc<Inbox>) -> io::Result<Self> {
-        let (jobs, places, timer) = (VecDeque::new(), HashMap::new(), OnceCell::new());
-        let mut task = Task { root, inbox, jobs, places, timer };
-        Ok(Self { worker: workers.start("memory", move |orders| task.run(&orders))? })
-    }
-
-    /// Moves memory of this process of a VM; [`Event::MemoryMoved`] follows, now and then and at the end.
-    pub(super) fn move_memory(&self, task: TaskId, pid: i32, pidfd: Option<Arc<OwnedFd>>, order: MoveMemory) {
-        self.order(Order::Move { task, pid, pidfd, order });
-    }
-
-    /// Ends what is under way for a VM; the event follows.
-    pub(super) fn stop(&self, vm: VmId) {
-        self.order(Order::Stop(vm));
-    }
-
-    fn order(&self, order: Order) {
-        // Fails only if the thread has panicked, which ends vnumad.
-        let _ = self.worker.send(order);
-    }
+/// When the worker is dropped, jobs end after their batch.
+pub(super) fn start(workers: &Workers, root: PathBuf, inbox: Arc<Inbox>) -> io::Result<Worker<Order>> {
+    let (jobs, places, timer) = (VecDeque::new(), HashMap::new(), OnceCell::new());
+    let mut task = Task { root, inbox, jobs, places, timer };
+    workers.start("memory", move |orders| task.run(&orders))
 }
 
 struct Task {
@@ -163,8 +143,7 @@ impl Task {
     }
 
     fn report(&self, task: TaskId, moved: MemoryMoved, ended: bool) {
-        // Fails only while vnumad stops.
-        let _ = self.inbox.send(Message::Event(Event::MemoryMoved(task, moved, ended)));
+        self.inbox.tell(Event::MemoryMoved(task, moved, ended));
     }
 }
 
@@ -189,6 +168,7 @@ fn pause_after(worked: Duration) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::shell::inbox::Message;
     use std::path::Path;
     use std::sync::{Mutex, MutexGuard, PoisonError};
     use vnuma_hypervisor::resident::parse_guest_mappings;
@@ -300,13 +280,14 @@ mod tests {
     fn jobs_take_turns_and_one_that_is_stopped_says_how_far_it_has_got() {
         let inbox = Arc::new(Inbox::new().expect("an inbox"));
         let (workers, root) = (Workers::default(), PathBuf::from("/"));
-        let mover = PageMover::start(&workers, root, Arc::clone(&inbox)).expect("started");
+        let mover = start(&workers, root, Arc::clone(&inbox)).expect("started");
         let _memory = memory();
         let (_, pid, pidfd) = own();
-        mover.move_memory(of(1), pid, None, order(0, 1, 1));
+        let move_memory = |task, pidfd, order| mover.order(Order::Move { task, pid, pidfd, order });
+        move_memory(of(1), None, order(0, 1, 1));
         // From a node that it has no pages on.
-        mover.move_memory(of(2), pid, pidfd.clone(), order(1000, 0, MIB as u64));
-        mover.stop(3);
+        move_memory(of(2), pidfd.clone(), order(1000, 0, MIB as u64));
+        mover.order(Order::Stop(3));
         let mut ended = Vec::new();
         while ended.len() < 2 {
             let turn = inbox.take(Instant::now() + Duration::from_secs(60), &[]).expect("open");

@@ -1,9 +1,13 @@
 //! With a PMU that does what the test wants. The vCPU is a thread of the test.
 
 use super::*;
-use std::{collections::BTreeSet, fs, sync::mpsc};
+use std::{
+    collections::BTreeSet,
+    fs,
+    sync::{Mutex, mpsc},
+};
 use vnuma_counters::{CounterError, Reading, detect_by};
-use vnuma_model::{Accesses, ThreadCounts};
+use vnuma_model::{Accesses, PassedOver, ThreadCounts};
 use vnuma_process::open_pidfd;
 
 const VM: VmId = 7;
@@ -104,10 +108,15 @@ impl Bench {
         let inbox = Arc::new(Inbox::new().expect("an inbox"));
         let pmu = FakePmu { root, state: Arc::clone(&state) };
         let wanted = Wanted { period: Duration::from_secs(1), memory: false, samples: false };
-        let shared = (Arc::default(), Arc::clone(&inbox));
         let host = HostTopology::default();
-        let task =
-            Task::new(Workers::default(), pmu, (PathBuf::from("/"), Prefer::Poll), wanted, &host, shared);
+        let task = Task::new(
+            Workers::default(),
+            pmu,
+            (PathBuf::from("/"), Prefer::Poll),
+            wanted,
+            &host,
+            Arc::clone(&inbox),
+        );
         Self { task, state, inbox, pid: std::process::id().cast_signed(), tid }
     }
 
@@ -137,7 +146,7 @@ impl Bench {
     }
 
     fn health(&self) -> api::Counters {
-        self.task.health.lock().expect("no test panicked").clone()
+        self.inbox.capabilities.counters()
     }
 }
 
