@@ -11,7 +11,7 @@ use std::{
 };
 use vnuma_abi_dsm_wire::{Body, Hello, PAGE_SIZE};
 use vnuma_dsm_transport::{
-    Fault, Identity, Lane, Limits, Listener, Place, TransportError, accept, dial, node_name, wait,
+    Fault, Identity, Lane, Limits, Listener, Place, TransportError, Waiter, accept, dial, node_name,
 };
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -112,6 +112,7 @@ pub fn pair(kind: Kind) -> Result<(Lane, Lane)> {
 fn answer(mut lane: Lane, spin: Duration) -> Result<(), TransportError> {
     let page = [0x5a; PAGE_SIZE];
     let mut answers: Vec<Vec<u8>> = Vec::new();
+    let mut waiter = Waiter::new().expect("a waiter");
     loop {
         lane.flush()?;
         let outcome = lane.receive(|_, body| {
@@ -127,7 +128,7 @@ fn answer(mut lane: Lane, spin: Duration) -> Result<(), TransportError> {
             lane.send(&Body::Opaque(&bytes), 0)?;
         }
         match outcome {
-            Ok(0) => drop(wait(&mut [&mut lane], &[], Duration::from_secs(1), spin)),
+            Ok(0) => drop(waiter.wait(&mut [&mut lane], &[], Duration::from_secs(1), spin)),
             Ok(_) => {}
             Err(TransportError { fault: Fault::Bye, .. }) => return Ok(()),
             Err(error) => return Err(error),

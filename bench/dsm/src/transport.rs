@@ -7,7 +7,7 @@ use crate::{
 use anyhow::{Result, bail};
 use std::time::{Duration, Instant};
 use vnuma_abi_dsm_wire::Body;
-use vnuma_dsm_transport::{Lane, wait};
+use vnuma_dsm_transport::{Lane, Waiter};
 
 const SIZES: [usize; 8] = [64, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20];
 
@@ -31,11 +31,11 @@ pub fn measure(kind: Kind, rounds: usize, bytes: usize, spin: Duration) -> Resul
 
 /// Round trips, one after the other.
 pub fn exchange(lane: &mut Lane, request: &[u8], rounds: usize, spin: Duration) -> Result<Quantiles> {
-    let mut samples = Vec::with_capacity(rounds);
+    let (mut samples, mut waiter) = (Vec::with_capacity(rounds), Waiter::new()?);
     for round in 0..rounds + rounds / 10 {
         let begin = Instant::now();
         lane.send(&Body::Opaque(request), 0)?;
-        answers(lane, 1, spin)?;
+        answers(lane, &mut waiter, 1, spin)?;
         // The first tenth warms up.
         if round >= rounds / 10 {
             samples.push(begin.elapsed());
@@ -46,25 +46,25 @@ pub fn exchange(lane: &mut Lane, request: &[u8], rounds: usize, spin: Duration) 
 
 /// Frames in one direction, until the peer has all of them.
 fn bandwidth(lane: &mut Lane, body: &[u8], frames: usize, spin: Duration) -> Result<f64> {
-    let begin = Instant::now();
+    let (begin, mut waiter) = (Instant::now(), Waiter::new()?);
     for _ in 0..frames {
         while !lane.has_room() {
-            wait(&mut [lane], &[], Duration::from_secs(1), spin)?;
+            waiter.wait(&mut [lane], &[], Duration::from_secs(1), spin)?;
             lane.flush()?;
         }
         lane.send(&Body::Opaque(body), 0)?;
     }
     lane.send(&Body::Opaque(&[Ask::Echo as u8]), 0)?;
-    answers(lane, 1, spin)?;
+    answers(lane, &mut waiter, 1, spin)?;
     Ok((frames * body.len()) as f64 / f64::from(1 << 20) / begin.elapsed().as_secs_f64())
 }
 
-fn answers(lane: &mut Lane, count: usize, spin: Duration) -> Result<()> {
+fn answers(lane: &mut Lane, waiter: &mut Waiter, count: usize, spin: Duration) -> Result<()> {
     let (begin, mut seen) = (Instant::now(), 0);
     while seen < count {
         lane.flush()?;
         if lane.receive(|_, _| seen += 1)? == 0 {
-            wait(&mut [lane], &[], Duration::from_secs(1), spin)?;
+            waiter.wait(&mut [lane], &[], Duration::from_secs(1), spin)?;
         }
         if begin.elapsed() > Duration::from_secs(60) {
             bail!("{}: no answer", lane.peer());

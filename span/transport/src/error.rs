@@ -101,15 +101,8 @@ pub enum Fault {
         limit: usize,
     },
     /// The other process broke the memory that it shares.
-    #[error("shared ring: {field}: {value:#x} is not {expected}")]
-    Ring {
-        /// The field.
-        field: &'static str,
-        /// What it held.
-        value: u64,
-        /// What is allowed.
-        expected: &'static str,
-    },
+    #[error("shared ring: {0}")]
+    Ring(WireError),
     /// It was not made in time.
     #[error("no connection within {limit:?}")]
     Deadline {
@@ -131,28 +124,13 @@ pub enum Fault {
 
 impl Fault {
     pub(crate) fn io(act: &'static str) -> impl FnOnce(io::Error) -> Self {
-        move |source| match source.downcast::<RingError>() {
-            Ok(RingError { field, value, expected }) => Self::Ring { field, value, expected },
+        move |source| match source.downcast() {
+            Ok(error) => Self::Ring(error),
             Err(source) => Self::Io { act, source },
         }
     }
 
     pub(crate) fn of(self, peer: &Peer) -> TransportError {
         TransportError { peer: peer.clone(), fault: self }
-    }
-}
-
-/// What is wrong with a shared ring, on its way through an `io::Error`.
-#[derive(Debug, thiserror::Error)]
-#[error("shared ring: {field}: {value:#x} is not {expected}")]
-pub(crate) struct RingError {
-    pub(crate) field: &'static str,
-    pub(crate) value: u64,
-    pub(crate) expected: &'static str,
-}
-
-impl From<RingError> for io::Error {
-    fn from(error: RingError) -> Self {
-        Self::other(error)
     }
 }

@@ -21,13 +21,14 @@ use crate::pipe::Pipe;
 use nix::{
     errno::Errno,
     poll::{PollFd, PollFlags, PollTimeout, poll},
-    sys::socket::{AddressFamily, SockFlag, SockType, socket},
 };
+use socket2::{Domain, MaybeUninitSlice, Socket, Type};
 use std::{
     collections::VecDeque,
-    io,
+    io::{self, IoSlice},
+    mem::MaybeUninit,
     net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket},
-    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd},
     sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
@@ -62,7 +63,7 @@ const NAME: &[u8; 8] = b"vnumadsm";
 /// A connection between two sockets.
 #[derive(Debug)]
 pub struct RdsPipe {
-    socket: OwnedFd,
+    socket: Socket,
     peer: SocketAddrV4,
     /// A datagram for which there was not enough room.
     rest: Vec<u8>,
@@ -75,7 +76,7 @@ pub struct RdsPipe {
 /// Takes calls.
 #[derive(Debug)]
 pub struct RdsListener {
-    socket: OwnedFd,
+    socket: Socket,
     address: SocketAddrV4,
     callers: Mutex<VecDeque<SocketAddrV4>>,
 }
@@ -90,7 +91,7 @@ fn ipv4(address: SocketAddr) -> io::Result<SocketAddrV4> {
     }
 }
 
-fn set(socket: &OwnedFd, level: libc::c_int, name: libc::c_int, value: libc::c_int) -> io::Result<()> {
+fn set(socket: &Socket, level: libc::c_int, name: libc::c_int, value: libc::c_int) -> io::Result<()> {
     let size = size_of::<libc::c_int>() as libc::socklen_t;
     // SAFETY: the kernel reads one `c_int`, which lives through the call.
     let result =
@@ -99,12 +100,12 @@ fn set(socket: &OwnedFd, level: libc::c_int, name: libc::c_int, value: libc::c_i
 }
 
 /// A socket at this address, port 0 for one of the system's choice, for a lane or for the listener.
-fn open(address: SocketAddrV4, lane: u8) -> io::Result<OwnedFd> {
+fn open(address: SocketAddrV4, lane: u8) -> io::Result<Socket> {
     let told =
         |what: &'static str| move |error: io::Error| io::Error::new(error.kind(), format!("{what}: {error}"));
-    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-    let new = socket(AddressFamily::Rds, SockType::SeqPacket, flags, None).map_err(io::Error::from);
-    let new = new.map_err(told("socket(AF_RDS), which needs the kernel module rds_rdma"))?;
+    let new = Socket::new(Domain::from(libc::AF_RDS), Type::from(libc::SOCK_SEQPACKET), None)
+        .map_err(told("socket(AF_RDS), which needs the kernel module rds_rdma"))?;
+    new.set_nonblocking(true)?;
     set(&new, SOL_RDS, SO_RDS_TRANSPORT, RDS_TRANS_IB)
         .map_err(told("SO_RDS_TRANSPORT, which needs the kernel module rds_rdma"))?;
     set(&new, SOL_RDS, RDS_CONG_MONITOR, 1).map_err(told("RDS_CONG_MONITOR"))?;
@@ -115,10 +116,7 @@ fn open(address: SocketAddrV4, lane: u8) -> io::Result<OwnedFd> {
             set(&new, libc::SOL_SOCKET, plain, QUEUE).map_err(told("SO_SNDBUF, SO_RCVBUF"))?;
         }
     }
-    let raw = to_kernel(address);
-    // SAFETY: the kernel reads one address, which lives through the call.
-    let result = unsafe { libc::bind(new.as_raw_fd(), (&raw const raw).cast(), ADDRESS) };
-    Errno::result(result).map_err(io::Error::from).map_err(|error| {
+    new.bind(&address.into()).map_err(|error| {
         io::Error::new(error.kind(), format!("bind {address}, which an RDMA device must have: {error}"))
     })?;
     // SAFETY: the kernel reads one byte, which lives through the call.
@@ -127,66 +125,30 @@ fn open(address: SocketAddrV4, lane: u8) -> io::Result<OwnedFd> {
     Ok(new)
 }
 
-/// As the kernel wants it.
-fn to_kernel(address: SocketAddrV4) -> libc::sockaddr_in {
-    libc::sockaddr_in {
-        sin_family: libc::AF_INET as libc::sa_family_t,
-        sin_port: address.port().to_be(),
-        sin_addr: libc::in_addr { s_addr: u32::from(*address.ip()).to_be() },
-        sin_zero: [0; 8],
-    }
-}
-
-fn from_kernel(address: libc::sockaddr_in) -> SocketAddrV4 {
-    SocketAddrV4::new(Ipv4Addr::from(u32::from_be(address.sin_addr.s_addr)), u16::from_be(address.sin_port))
-}
-
-const ADDRESS: libc::socklen_t = size_of::<libc::sockaddr_in>() as libc::socklen_t;
+/// No address, for datagrams of the kernel's own.
+const NOWHERE: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0);
 
 /// Where a socket is bound.
-fn bound(socket: &OwnedFd) -> io::Result<SocketAddrV4> {
-    let (mut address, mut size) = (to_kernel(SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0)), ADDRESS);
-    // SAFETY: the kernel writes one address of at most this size, and its size; both live through the call.
-    let result = unsafe { libc::getsockname(socket.as_raw_fd(), (&raw mut address).cast(), &raw mut size) };
-    Errno::result(result)?;
-    Ok(from_kernel(address))
+fn bound(socket: &Socket) -> io::Result<SocketAddrV4> {
+    Ok(socket.local_addr()?.as_socket_ipv4().unwrap_or(NOWHERE))
 }
 
-/// A message of two parts. The pointers are as good as what they were made of.
-fn message(address: &mut libc::sockaddr_in, parts: &mut [libc::iovec; 2]) -> libc::msghdr {
-    // SAFETY: plain numbers and pointers, for all of which zero is a value.
-    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-    message.msg_name = (&raw mut *address).cast();
-    message.msg_namelen = ADDRESS;
-    message.msg_iov = parts.as_mut_ptr();
-    message.msg_iovlen = parts.len();
-    message
-}
-
-fn send(socket: &OwnedFd, to: SocketAddrV4, tag: u8, bytes: &[u8]) -> io::Result<()> {
-    let part =
-        |bytes: &[u8]| libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-    let (mut address, tag) = (to_kernel(to), [tag]);
-    let mut parts = [part(&tag), part(bytes)];
-    let message = message(&mut address, &mut parts);
-    // SAFETY: the address, the parts and their bytes live through the call, which reads them.
-    let result = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, libc::MSG_DONTWAIT) };
-    Ok(Errno::result(result).map(drop)?)
+fn send(socket: &Socket, to: SocketAddrV4, tag: u8, bytes: &[u8]) -> io::Result<()> {
+    socket.send_to_vectored(&[IoSlice::new(&[tag]), IoSlice::new(bytes)], &to.into()).map(drop)
 }
 
 /// A datagram: its sender, its tag, and how many bytes are in `buffer`.
-fn receive(socket: &OwnedFd, buffer: &mut [u8]) -> io::Result<(SocketAddrV4, u8, usize)> {
-    let part = |bytes: &mut [u8]| libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-    let (mut address, mut tag) = (to_kernel(SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0)), [u8::MAX]);
-    let mut parts = [part(&mut tag), part(buffer)];
-    let mut message = message(&mut address, &mut parts);
-    // SAFETY: the address, the parts and their bytes live through the call, which writes them.
-    let result = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
-    let count = usize::try_from(Errno::result(result)?).unwrap_or(0);
-    if message.msg_flags & libc::MSG_TRUNC != 0 {
+fn receive(socket: &Socket, buffer: &mut [u8]) -> io::Result<(SocketAddrV4, u8, usize)> {
+    fn part(bytes: &mut [u8]) -> MaybeUninitSlice<'_> {
+        // SAFETY: the same bytes, and the kernel writes to them nothing but bytes.
+        MaybeUninitSlice::new(unsafe { &mut *(std::ptr::from_mut(bytes) as *mut [MaybeUninit<u8>]) })
+    }
+    let mut tag = [u8::MAX];
+    let (count, flags, from) = socket.recv_from_vectored(&mut [part(&mut tag), part(buffer)])?;
+    if flags.is_truncated() {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "a datagram that is too long"));
     }
-    Ok((from_kernel(address), tag[0], count.saturating_sub(1)))
+    Ok((from.as_socket_ipv4().unwrap_or(NOWHERE), tag[0], count.saturating_sub(1)))
 }
 
 /// It may be sent later.
@@ -195,7 +157,7 @@ fn is_full(error: &io::Error) -> bool {
 }
 
 impl RdsPipe {
-    fn new(socket: OwnedFd, peer: SocketAddrV4) -> Self {
+    fn new(socket: Socket, peer: SocketAddrV4) -> Self {
         Self { socket, peer, rest: Vec::new(), used: 0, congested: false, ended: false }
     }
 
@@ -361,9 +323,30 @@ mod tests {
     const HANG: Duration = Duration::from_secs(60);
 
     #[test]
-    fn addresses_go_there_and_back() {
-        let address = SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 7), 8300);
-        assert_eq!(from_kernel(to_kernel(address)), address);
+    fn datagrams_have_a_sender_and_a_tag_and_are_whole() {
+        let socket = || {
+            let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("a socket");
+            socket.set_nonblocking(true).expect("a socket that does not wait");
+            Socket::from(socket)
+        };
+        let (one, other) = (socket(), socket());
+        let (from, to) = (bound(&one).expect("an address"), bound(&other).expect("an address"));
+        let mut buffer = [0; 4];
+        assert_eq!(receive(&other, &mut buffer).expect_err("nothing").kind(), io::ErrorKind::WouldBlock);
+        send(&one, to, ANSWER, b"abc").expect("sent");
+        assert_eq!(
+            (until(|| receive(&other, &mut buffer)).expect("bytes"), &buffer),
+            ((from, ANSWER, 3), b"abc\0")
+        );
+        send(&one, to, END, b"").expect("sent");
+        assert_eq!(until(|| receive(&other, &mut [])).expect("no bytes"), (from, END, 0));
+        send(&one, to, DATA, b"abcde").expect("sent");
+        let error = until(|| receive(&other, &mut buffer)).expect_err("too long");
+        assert_eq!(error.to_string(), "a datagram that is too long");
+    }
+
+    #[test]
+    fn addresses_are_those_that_rds_has() {
         let error = ipv4("[::1]:8300".parse().expect("an address")).expect_err("IPv6");
         assert_eq!(error.to_string(), "[::1]:8300: RDS needs an IPv4 address here");
     }
@@ -388,7 +371,7 @@ mod tests {
     }
 
     /// Both ends, and a socket of a third.
-    fn connected(listener: &RdsListener) -> (RdsPipe, RdsPipe, OwnedFd) {
+    fn connected(listener: &RdsListener) -> (RdsPipe, RdsPipe, Socket) {
         let address = listener.address();
         let dialled = std::thread::spawn(move || RdsPipe::dialled(address, 3, Instant::now() + HANG));
         let (theirs, _) = until(|| listener.next()).expect("a call");

@@ -18,7 +18,7 @@
 //! against them. Bytes are copied before anybody looks at them. The file cannot shrink. The socket is used with
 //! `MSG_DONTWAIT`, so that flags which the other side may change do not matter.
 
-use crate::{error::RingError, pipe::Pipe};
+use crate::pipe::Pipe;
 use nix::{
     errno::Errno,
     fcntl::{FcntlArg, SealFlag, fcntl},
@@ -40,6 +40,7 @@ use std::{
     ptr::NonNull,
     sync::atomic::{AtomicU32, AtomicU64, Ordering, fence},
 };
+use vnuma_abi_dsm_wire::WireError;
 
 /// Bytes of a ring: two of the largest frames. A power of two.
 pub const RING: usize = 2 << 20;
@@ -50,6 +51,11 @@ const SLEEPING: usize = 128;
 const STARVED: usize = 192;
 /// Bytes of the file.
 const FILE: usize = 2 * (DATA + RING);
+
+/// What the other process did to the memory. It is a [`Fault::Ring`](crate::Fault::Ring) in the end.
+fn wrong(field: &'static str, value: u64, expected: &'static str) -> io::Error {
+    io::Error::other(WireError::Value { field, value, expected })
+}
 
 /// The file, mapped.
 #[derive(Debug)]
@@ -132,7 +138,7 @@ impl ShmPipe {
         if !seals.contains(SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SHRINK) || size != FILE as i64 {
             let value = u64::try_from(size).unwrap_or(0);
             let expected = "the size of two rings, sealed";
-            return Err(RingError { field: "file", value, expected }.into());
+            return Err(wrong("file", value, expected));
         }
         let memory = Memory::map(&file)?;
         Ok(Self { memory, socket, out: (DATA + RING, 0), inward: (0, 0), idle: false, ended: false })
@@ -146,27 +152,27 @@ impl ShmPipe {
     }
 
     /// Bytes that have come and were not read.
-    fn available(&self) -> Result<usize, RingError> {
+    fn available(&self) -> io::Result<usize> {
         let (ring, tail) = self.inward;
         let head = self.memory.position(ring + HEAD).load(Ordering::Acquire);
         match head.checked_sub(tail).filter(|len| *len <= RING as u64) {
             Some(len) => Ok(len as usize),
             None => {
                 let expected = "at most a ring ahead of what was read";
-                Err(RingError { field: "head", value: head, expected })
+                Err(wrong("head", head, expected))
             }
         }
     }
 
     /// Bytes that can be written.
-    fn room(&self) -> Result<usize, RingError> {
+    fn room(&self) -> io::Result<usize> {
         let (ring, head) = self.out;
         let tail = self.memory.position(ring + TAIL).load(Ordering::Acquire);
         match head.checked_sub(tail).filter(|len| *len <= RING as u64) {
             Some(used) => Ok(RING - used as usize),
             None => {
                 let expected = "at most what was written, and a ring behind it at most";
-                Err(RingError { field: "tail", value: tail, expected })
+                Err(wrong("tail", tail, expected))
             }
         }
     }
@@ -214,10 +220,7 @@ fn receive_file(socket: &UnixStream) -> io::Result<OwnedFd> {
     }
     match (message.bytes, files.len()) {
         (1, 1) => files.pop().ok_or_else(|| io::ErrorKind::InvalidData.into()),
-        (_, count) => {
-            Err(RingError { field: "files", value: count as u64, expected: "one, with the first byte" }
-                .into())
-        }
+        (_, count) => Err(wrong("files", count as u64, "one, with the first byte")),
     }
 }
 

@@ -6,7 +6,6 @@ use crate::{
 };
 use nix::{
     errno::Errno,
-    poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout},
 };
 use std::{
@@ -30,46 +29,14 @@ impl Ready {
     }
 }
 
-/// Waits until a lane or another descriptor is ready, or `timeout` has passed (rounded up to milliseconds).
-///
-/// It polls for `spin` before it sleeps. That saves the microseconds of being woken and costs a CPU. A thread that serves page
-/// faults should not spin: it would keep the CPU from the very thread that it serves.
+/// As [`Waiter::wait`], once.
 pub fn wait(
     lanes: &mut [&mut Lane],
     others: &[BorrowedFd<'_>],
     timeout: Duration,
     spin: Duration,
 ) -> io::Result<Ready> {
-    until_ready(lanes, timeout, spin, |lanes, left| look(lanes, others, PollTimeout::from(left)))
-}
-
-/// Looks, first without waiting for `spin`, then for as long as is left, in milliseconds.
-fn until_ready(
-    lanes: &mut [&mut Lane],
-    timeout: Duration,
-    spin: Duration,
-    mut look: impl FnMut(&[&mut Lane], u16) -> io::Result<Ready>,
-) -> io::Result<Ready> {
-    let begin = Instant::now();
-    if !spin.is_zero() {
-        loop {
-            let ready = look(lanes, 0)?;
-            let pending = lanes.iter().enumerate().filter(|(_, lane)| lane.pending());
-            let ready = merge(ready, pending.map(|(place, _)| place).collect());
-            if !ready.is_empty() {
-                return Ok(ready);
-            }
-            if begin.elapsed() >= spin.min(timeout) {
-                break;
-            }
-            std::hint::spin_loop();
-        }
-    }
-    let busy: Vec<usize> =
-        lanes.iter_mut().enumerate().filter_map(|(place, lane)| (!lane.arm()).then_some(place)).collect();
-    let left = timeout.saturating_sub(begin.elapsed());
-    let left = if busy.is_empty() { left.as_micros().div_ceil(1000) } else { 0 };
-    Ok(merge(look(lanes, u16::try_from(left).unwrap_or(u16::MAX))?, busy))
+    Waiter::new()?.wait(lanes, others, timeout, spin)
 }
 
 /// Waits for the same lanes and descriptors again and again, which costs the less the more there are: the kernel keeps the list.
@@ -96,7 +63,10 @@ impl Waiter {
         Ok(Self { epoll, listed: Vec::new(), wanted: Vec::new(), events: Vec::new() })
     }
 
-    /// As [`wait`].
+    /// Waits until a lane or another descriptor is ready, or `timeout` has passed (rounded up to milliseconds).
+    ///
+    /// It polls for `spin` before it sleeps. That saves the microseconds of being woken and costs a CPU. A thread that serves page
+    /// faults should not spin: it would keep the CPU from the very thread that it serves.
     pub fn wait(
         &mut self,
         lanes: &mut [&mut Lane],
@@ -104,7 +74,24 @@ impl Waiter {
         timeout: Duration,
         spin: Duration,
     ) -> io::Result<Ready> {
-        until_ready(lanes, timeout, spin, |lanes, left| self.look(lanes, others, left))
+        let begin = Instant::now();
+        while !spin.is_zero() {
+            let ready = self.look(lanes, others, 0)?;
+            let pending = lanes.iter().enumerate().filter(|(_, lane)| lane.pending());
+            let ready = merge(ready, pending.map(|(place, _)| place).collect());
+            if !ready.is_empty() {
+                return Ok(ready);
+            }
+            if begin.elapsed() >= spin.min(timeout) {
+                break;
+            }
+            std::hint::spin_loop();
+        }
+        let busy: Vec<usize> =
+            lanes.iter_mut().enumerate().filter_map(|(place, lane)| (!lane.arm()).then_some(place)).collect();
+        let left = timeout.saturating_sub(begin.elapsed());
+        let left = if busy.is_empty() { left.as_micros().div_ceil(1000) } else { 0 };
+        Ok(merge(self.look(lanes, others, u16::try_from(left).unwrap_or(u16::MAX))?, busy))
     }
 
     fn look(&mut self, lanes: &[&mut Lane], others: &[BorrowedFd<'_>], timeout: u16) -> io::Result<Ready> {
@@ -154,24 +141,6 @@ fn merge(mut ready: Ready, more: Vec<usize>) -> Ready {
     ready.lanes.sort_unstable();
     ready.lanes.dedup();
     ready
-}
-
-fn look(lanes: &[&mut Lane], others: &[BorrowedFd<'_>], timeout: PollTimeout) -> io::Result<Ready> {
-    let of_lanes = lanes.iter().map(|lane| PollFd::new(lane.fd(), lane.events()));
-    let of_others = others.iter().map(|other| PollFd::new(*other, PollFlags::POLLIN));
-    let mut descriptors: Vec<PollFd<'_>> = of_lanes.chain(of_others).collect();
-    match poll(&mut descriptors, timeout) {
-        Ok(_) => {}
-        Err(Errno::EINTR) => return Ok(Ready::default()),
-        Err(error) => return Err(error.into()),
-    }
-    // Errors and hang-ups too: reading says what they are.
-    let set = |descriptor: &PollFd<'_>| descriptor.revents().is_none_or(|events| !events.is_empty());
-    let places = |part: &[PollFd<'_>]| {
-        part.iter().enumerate().filter(|(_, descriptor)| set(descriptor)).map(|(place, _)| place).collect()
-    };
-    let (of_lanes, of_others) = descriptors.split_at(lanes.len());
-    Ok(Ready { lanes: places(of_lanes), others: places(of_others) })
 }
 
 /// Gives the next frame to `take`, waiting until `deadline`.
