@@ -16,7 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 use vnuma_abi_dsm_wire::{Body, HEADER, PAGE_SIZE};
-use vnuma_dsm_pager::{Access, Fault, Options, Placement, Region, serve};
+use vnuma_dsm_pager::{Access, Follower, Options, Placement, Region};
 use vnuma_dsm_transport::{Lane, Waiter};
 
 const PAGES: usize = 256;
@@ -45,16 +45,28 @@ fn faults(region: &Region, rounds: usize) -> Result<(Vec<Duration>, Duration)> {
 
 /// Without any transport: the handler has the page.
 pub fn local(rounds: usize) -> Result<Quantiles> {
-    let region = Arc::new(Region::create(PAGES * PAGE_SIZE, Options::default())?);
-    let page = [0x5a; PAGE_SIZE];
-    let handler = move |region: &Region, fault: &Fault| {
-        // A page that is there already needs nothing.
-        let _ = region.install(fault.page, &page, Access::Read);
+    let region = Region::create(PAGES * PAGE_SIZE, Options::default())?;
+    let over = AtomicBool::new(false);
+    let handle = || -> Result<()> {
+        let (mut place, mut new, mut waiter) = (Follower::new(Placement::Follow), Vec::new(), Waiter::new()?);
+        while !over.load(Ordering::Relaxed) {
+            waiter.wait(&mut [], &[region.shard_fd(0)], Duration::from_millis(20), Duration::ZERO)?;
+            region.read_faults(0, &mut new)?;
+            for fault in new.drain(..) {
+                place.saw(fault.thread);
+                // A page that is there already needs nothing.
+                let _ = region.install(fault.page, &[0x5a; PAGE_SIZE], Access::Read);
+            }
+        }
+        Ok(())
     };
-    let server = serve(Arc::clone(&region), 0, Placement::Follow, handler)?;
-    let (samples, _) = faults(&region, rounds)?;
-    server.stop()?;
-    Ok(Quantiles::of(&samples))
+    thread::scope(|scope| {
+        let handler = scope.spawn(handle);
+        let outcome = faults(&region, rounds);
+        over.store(true, Ordering::Relaxed);
+        handler.join().map_err(|_| anyhow!("the handler panicked"))??;
+        Ok(Quantiles::of(&outcome?.0))
+    })
 }
 
 /// Page faults of which the page comes from a peer. One thread serves the faults and the lane, as a node's thread for a shard

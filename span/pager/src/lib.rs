@@ -12,16 +12,16 @@
 mod awaited;
 mod error;
 mod fault;
+mod follow;
 mod memory;
 mod region;
-mod serve;
 mod state;
 mod uffd;
 
 pub use error::PagerError;
 pub use fault::{Cause, Fault};
+pub use follow::{Follower, Placement};
 pub use region::{Features, Options, Page, Pin, Region};
-pub use serve::{Follower, Handler, Placement, Served, Server, serve};
 pub use state::{Access, PageError, PageState};
 
 /// Bytes of a page.

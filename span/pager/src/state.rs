@@ -32,22 +32,11 @@ pub enum PageState {
 }
 
 impl PageState {
-    fn from_bits(bits: u16) -> Self {
-        match bits & STATE {
-            0 => Self::Invalid,
-            1 => Self::ReadOnly,
-            2 => Self::ReadWrite,
-            _ => Self::Poisoned,
-        }
-    }
+    /// By their numbers.
+    const ALL: [Self; 4] = [Self::Invalid, Self::ReadOnly, Self::ReadWrite, Self::Poisoned];
 
-    fn bits(self) -> u16 {
-        match self {
-            Self::Invalid => 0,
-            Self::ReadOnly => 1,
-            Self::ReadWrite => 2,
-            Self::Poisoned => 3,
-        }
+    fn from_bits(bits: u16) -> Self {
+        Self::ALL[usize::from(bits & STATE)]
     }
 
     /// May a guest do this now?
@@ -225,7 +214,7 @@ impl Locked<'_> {
 
 impl Drop for Locked<'_> {
     fn drop(&mut self) {
-        let state = self.state.bits();
+        let state = self.state as u16;
         // The number of pins may have changed since: pins are released without the lock.
         let change = |bits: u16| Some(bits & !(STATE | LOCKED) | state);
         let _ = self.word.fetch_update(Ordering::Release, Ordering::Relaxed, change);

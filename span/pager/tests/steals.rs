@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Guest, HANG, simple};
+use common::{Guest, HANG, serve, simple};
 use std::{
     sync::{
         Arc,
@@ -11,7 +11,7 @@ use std::{
     thread,
     time::Instant,
 };
-use vnuma_dsm_pager::{Access, Fault, Page, PageError, PageState, Placement, Region, serve};
+use vnuma_dsm_pager::{Access, Fault, Page, PageError, PageState, Placement, Region};
 
 const WRITERS: usize = 2;
 const PAGE: u64 = 0;
@@ -38,7 +38,7 @@ fn run(steals: u64, steal: fn(&Region, &dyn Fn()) -> Result<Page, PageError>) ->
         let Some(page) = kept.lock().expect("no panic").take() else { return };
         region.install(fault.page, &page, Access::Write).expect("installed");
     };
-    let server = serve(Arc::clone(&region), 0, Placement::Float, handler).expect("a thread");
+    let server = serve(&region, 0, Placement::Float, handler);
     let (stop, lost) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let stores = Arc::new(AtomicU64::new(0));
     let guest = Guest::of(&region);
@@ -94,7 +94,7 @@ fn run(steals: u64, steal: fn(&Region, &dyn Fn()) -> Result<Page, PageError>) ->
     }
     let mut lost = lost.load(Ordering::Relaxed);
     lost += last.iter().enumerate().filter(|(word, last)| guest.load(PAGE, *word) != **last).count() as u64;
-    server.stop().expect("the handler ended well");
+    server.stop();
     Some(Outcome { steals: done, lost })
 }
 

@@ -1,11 +1,17 @@
 //! What the tests of the pager share.
 #![allow(dead_code)]
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::{
-    sync::mpsc::{Receiver, RecvTimeoutError},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+        mpsc::{Receiver, RecvTimeoutError},
+    },
+    thread::{self, JoinHandle},
     time::Duration,
 };
-use vnuma_dsm_pager::{Options, PAGE_SIZE, PagerError, Region};
+use vnuma_dsm_pager::{Fault, Follower, Options, PAGE_SIZE, PagerError, Placement, Region};
 
 /// Nothing here takes longer unless it hangs.
 pub const HANG: Duration = Duration::from_secs(60);
@@ -68,5 +74,55 @@ pub fn expect<T>(receiver: &Receiver<T>, what: &str) -> T {
         Ok(value) => value,
         Err(RecvTimeoutError::Timeout) => panic!("{what}: nothing for {HANG:?}"),
         Err(RecvTimeoutError::Disconnected) => panic!("{what}: the thread ended"),
+    }
+}
+
+/// A thread that serves the faults of a shard, and ends when this is dropped.
+pub struct Server {
+    over: Arc<AtomicBool>,
+    /// It counts faults, and how often it was put on another CPU.
+    thread: Option<JoinHandle<(u64, u64)>>,
+}
+
+/// Starts such a thread. `handler` must not touch the guest's mapping.
+pub fn serve(
+    region: &Arc<Region>,
+    shard: usize,
+    placement: Placement,
+    mut handler: impl FnMut(&Region, &Fault) + Send + 'static,
+) -> Server {
+    let (region, over) = (Arc::clone(region), Arc::new(AtomicBool::new(false)));
+    let told = Arc::clone(&over);
+    let thread = thread::spawn(move || {
+        let (mut place, mut faults, mut count) = (Follower::new(placement), Vec::new(), 0);
+        while !told.load(Relaxed) {
+            let mut ready = [PollFd::new(region.shard_fd(shard), PollFlags::POLLIN)];
+            poll(&mut ready, PollTimeout::from(5_u8)).expect("poll");
+            region.read_faults(shard, &mut faults).expect("faults");
+            for fault in faults.drain(..) {
+                place.saw(fault.thread);
+                handler(&region, &fault);
+                count += 1;
+            }
+        }
+        (count, place.moves)
+    });
+    Server { over, thread: Some(thread) }
+}
+
+impl Server {
+    /// Ends the thread, and says what it has counted.
+    pub fn stop(mut self) -> (u64, u64) {
+        self.over.store(true, Relaxed);
+        self.thread.take().expect("a thread").join().expect("no panic")
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.over.store(true, Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
     }
 }
