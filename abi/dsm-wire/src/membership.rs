@@ -71,7 +71,7 @@ pub enum Membership {
         /// What it has accepted.
         view: View,
     },
-    /// Pages that the sender has, to their manager in the view: at most [`PAGES_LIMIT`] in a frame.
+    /// Pages that the sender has, to their manager in the view: at most [`PAGES_LIMIT`].
     Holdings {
         /// The view.
         epoch: Epoch,
@@ -80,7 +80,7 @@ pub enum Membership {
         /// There are no more.
         last: bool,
     },
-    /// Pages that the receiver owns in the view: at most [`PAGES_LIMIT`] in a frame.
+    /// Pages that the receiver owns in the view: at most [`PAGES_LIMIT`].
     Directory {
         /// The view.
         epoch: Epoch,
@@ -142,28 +142,7 @@ fn decode_list<T>(
     Ok((epoch, last, (0..value).map(|_| page(reader)).collect::<Result<_, _>>()?))
 }
 
-/// Gives parts of a list that are short enough to `send`, and whether each is the last of all.
-fn parts<T: Clone>(pages: &[T], last: bool, mut send: impl FnMut(Vec<T>, bool)) {
-    let mut parts = pages.chunks(PAGES_LIMIT).peekable();
-    while let Some(part) = parts.next() {
-        send(part.to_vec(), last && parts.peek().is_none());
-    }
-}
-
 impl Membership {
-    /// As [`Message::split`](crate::Message::split).
-    pub(crate) fn split(self, mut send: impl FnMut(Self)) {
-        match self {
-            Self::Holdings { epoch, pages, last } if pages.len() > PAGES_LIMIT => {
-                parts(&pages, last, |pages, last| send(Self::Holdings { epoch, pages, last }));
-            }
-            Self::Directory { epoch, pages, last } if pages.len() > PAGES_LIMIT => {
-                parts(&pages, last, |pages, last| send(Self::Directory { epoch, pages, last }));
-            }
-            message => send(message),
-        }
-    }
-
     /// Appends the message.
     ///
     /// # Panics

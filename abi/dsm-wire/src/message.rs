@@ -138,7 +138,7 @@ pub enum Message {
         /// The page.
         page: PageId,
     },
-    /// Invalidations and acknowledgements: 1 to [`NOTICE_LIMIT`] in a frame.
+    /// Invalidations and acknowledgements: 1 to [`NOTICE_LIMIT`].
     Notices(Vec<Notice>),
     /// A page has a new owner. Of a migratory page that was handed over at a read, the new owner tells the manager. The old
     /// owner tells those before it.
@@ -228,17 +228,6 @@ impl Message {
             Self::Membership(_) | Self::Cut(Cut::End { .. } | Cut::Kept { .. }) => (None, &[]),
         };
         one.into_iter().chain(notices.iter().map(of_notice))
-    }
-
-    /// Gives the message to `send`, or its parts if a peer would refuse it as too long.
-    pub fn split(self, mut send: impl FnMut(Self)) {
-        match self {
-            Self::Notices(notices) if notices.len() > NOTICE_LIMIT => {
-                notices.chunks(NOTICE_LIMIT).for_each(|part| send(Self::Notices(part.to_vec())));
-            }
-            Self::Membership(message) => message.split(|part| send(Self::Membership(part))),
-            message => send(message),
-        }
     }
 
     /// Appends the message and the contents.

@@ -127,9 +127,6 @@ proptest! {
 
     #[test]
     fn messages_come_back(message in plain()) {
-        let mut parts = Vec::new();
-        message.clone().split(|part| parts.push(part));
-        prop_assert_eq!(&parts, std::slice::from_ref(&message));
         round_trip(&Body::Protocol(message, Contents::None));
     }
 
@@ -203,34 +200,6 @@ proptest! {
         let error = Body::decode(Kind::Protocol, &longer).expect_err("longer");
         prop_assert_eq!(error, WireError::Trailing { field: "message", extra: 1 });
     }
-}
-
-#[test]
-fn lists_that_are_too_long_are_split() {
-    let notices = (0..2500).map(|page| Notice::Invalidated { page: PageId(page) });
-    let mut lengths = Vec::new();
-    Message::Notices(notices.collect()).split(|part| match part {
-        Message::Notices(part) => lengths.push(part.len()),
-        other => panic!("{other:?}"),
-    });
-    assert_eq!(lengths, [1024, 1024, 452]);
-    let pages = (0..1024).map(|page| Holding { page: PageId(page), owner: false }).collect();
-    let mut ends = Vec::new();
-    Message::Membership(Membership::Holdings { epoch: Epoch(1), pages, last: true }).split(
-        |part| match part {
-            Message::Membership(Membership::Holdings { pages, last, .. }) => ends.push((pages.len(), last)),
-            other => panic!("{other:?}"),
-        },
-    );
-    assert_eq!(ends, [(512, false), (512, true)]);
-    let entry = Entry { page: PageId(1), copyset: NodeSet::EMPTY };
-    let mut ends = Vec::new();
-    let directory = Membership::Directory { epoch: Epoch(1), pages: vec![entry; 513], last: false };
-    Message::Membership(directory).split(|part| match part {
-        Message::Membership(Membership::Directory { pages, last, .. }) => ends.push((pages.len(), last)),
-        other => panic!("{other:?}"),
-    });
-    assert_eq!(ends, [(512, false), (1, false)]);
 }
 
 #[test]

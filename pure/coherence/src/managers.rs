@@ -1,6 +1,5 @@
 //! Which node manages which page.
 
-use std::fmt;
 use vnuma_abi_dsm_wire::{NodeId, NodeSet, PageId};
 
 /// Managers by ranges of pages, so that they can follow the guest's NUMA nodes.
@@ -14,27 +13,18 @@ pub struct Managers {
 }
 
 /// Why ranges cannot be used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ManagersError {
     /// There is no range.
+    #[error("managers: no range of pages")]
     Empty,
     /// This range has no page.
+    #[error("managers: range {0}: no pages")]
     EmptyRange(usize),
     /// This range is managed by a node above 63.
+    #[error("managers: range {0}: node above 63")]
     NoSuchNode(usize),
 }
-
-impl fmt::Display for ManagersError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Empty => write!(f, "managers: no range of pages"),
-            Self::EmptyRange(index) => write!(f, "managers: range {index}: no pages"),
-            Self::NoSuchNode(index) => write!(f, "managers: range {index}: node above 63"),
-        }
-    }
-}
-
-impl std::error::Error for ManagersError {}
 
 impl Managers {
     /// Ranges in the order of their pages: a number of pages (at least 1) and the manager of these pages.

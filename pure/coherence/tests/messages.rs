@@ -364,3 +364,27 @@ fn what_no_peer_may_send_is_refused() {
         assert_eq!(commands, [Command::Protest { peer: NodeId(peer), reason }], "{event:?}");
     }
 }
+
+/// A frame has room for so many, and a peer refuses one that is longer.
+#[test]
+fn notices_that_are_too_many_for_a_message_are_divided() {
+    let pages = 2500;
+    let managers = Managers::new(&[(pages, NodeId(0))]).unwrap();
+    let mut node = Node::new(NodeId(0), NodeSet::first(2), managers, Options::default());
+    let mut commands = Vec::new();
+    for page in (0..pages).map(PageId) {
+        let request = Request { page, requester: NodeId(1), purpose: Purpose::Read, have: 0 };
+        let frame = Frame { epoch: Epoch(0), message: Message::Request(request) };
+        node.step(0, Event::Receive { from: NodeId(1), frame }, &mut commands);
+    }
+    for page in (0..pages).map(PageId) {
+        node.step(0, Event::Fault { page, write: true }, &mut commands);
+    }
+    commands.clear();
+    node.step(0, Event::Flush, &mut commands);
+    let lengths = commands.iter().filter_map(Command::sends).map(|sent| match sent {
+        (NodeId(1), Message::Notices(notices)) => notices.len(),
+        other => panic!("{other:?}"),
+    });
+    assert_eq!(lengths.collect::<Vec<_>>(), [1024, 1024, 452]);
+}

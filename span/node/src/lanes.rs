@@ -92,11 +92,14 @@ impl Peers {
     /// Looks at the time.
     pub fn tick(&mut self, epoch: u64, shared: &Shared) {
         let now = Instant::now();
-        let tick = |(node, lane): &mut (NodeId, Lane)| Some((*node, lane.tick(now, epoch).err()?));
-        let ended: Vec<_> = self.lanes.iter_mut().filter_map(tick).collect();
-        for (node, error) in ended {
-            self.ended(node, &error, shared);
-        }
+        self.each(shared, |lane| lane.tick(now, epoch));
+    }
+
+    /// Does something with each lane. One that fails has ended.
+    fn each(&mut self, shared: &Shared, mut act: impl FnMut(&mut Lane) -> Result<(), TransportError>) {
+        let failed = |(node, lane): &mut (NodeId, Lane)| Some((*node, act(lane).err()?));
+        let ended: Vec<_> = self.lanes.iter_mut().filter_map(failed).collect();
+        ended.into_iter().for_each(|(node, error)| self.ended(node, &error, shared));
     }
 
     fn ended(&mut self, node: NodeId, error: &TransportError, shared: &Shared) {
@@ -135,11 +138,7 @@ impl Peers {
 
     /// Gives on what the events that were looked at had to send.
     pub fn give_on(&mut self, shared: &Shared) {
-        let give = |(node, lane): &mut (NodeId, Lane)| Some((*node, lane.give_on(1).err()?));
-        let ended: Vec<_> = self.lanes.iter_mut().filter_map(give).collect();
-        for (node, error) in ended {
-            self.ended(node, &error, shared);
-        }
+        self.each(shared, |lane| lane.give_on(1));
     }
 
     /// Says goodbye to all.
@@ -167,18 +166,14 @@ impl Peers {
             }
             return;
         };
-        let mut outcome = Ok(());
-        frame.message.split(|message| {
-            if outcome.is_err() {
-                return;
-            }
-            outcome = lane.post(&Body::Protocol(message, contents), frame.epoch.0).map(|bytes| {
-                stats.messages += 1;
-                stats.bytes += bytes as u64;
-                shared.count(bytes);
-            });
+        let posted = lane.post(&Body::Protocol(frame.message, contents), frame.epoch.0);
+        let outcome = posted.and_then(|bytes| {
+            stats.messages += 1;
+            stats.bytes += bytes as u64;
+            shared.count(bytes);
+            lane.give_on(TOGETHER)
         });
-        if let Err(error) = outcome.and_then(|()| lane.give_on(TOGETHER)) {
+        if let Err(error) = outcome {
             self.ended(to, &error, shared);
         }
     }

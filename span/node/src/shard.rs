@@ -531,7 +531,7 @@ impl Shard {
                 self.shared.halt();
             }
             Command::Members { members } => {
-                let lost = NodeSet::from_bits(self.members.bits() & !members.bits());
+                let lost = self.members.minus(members);
                 self.members = members;
                 // Each shard agrees by itself. What one excludes, the others do not go on with.
                 lost.iter().for_each(|node| self.shared.suspect(node.0));

@@ -94,7 +94,7 @@ impl Shared {
             return;
         }
         let list = |nodes: NodeSet| nodes.iter().map(|node| node.0).collect();
-        let lost = NodeSet::from_bits(told.bits() & !members.bits());
+        let lost = told.minus(members);
         *told = members;
         self.tell(Happening::Members { members: list(members), lost: list(lost) });
     }

@@ -94,12 +94,12 @@ impl Node {
             return;
         }
         self.suspects.insert(node);
-        let left = NodeSet::from_bits(view.members.bits() & !self.suspects.bits());
+        let left = view.members.minus(self.suspects);
         if !self.is_majority(left) {
             return self.stop(StopReason::Minority, out);
         }
         match left.iter().next() {
-            Some(lowest) if lowest == self.own => self.propose(left, out),
+            Some(lowest) if lowest == self.own => self.propose(view.epoch, left, out),
             Some(lowest) => {
                 for node in self.suspects.and(view.members).iter() {
                     self.tell(lowest, Membership::Suspect { node }, out);
@@ -118,10 +118,11 @@ impl Node {
         nodes.len() * 2 > self.configured.len()
     }
 
-    fn propose(&mut self, members: NodeSet, out: &mut Vec<Command>) {
-        // Unique to the proposer, and newer than anything it has seen.
+    /// Proposes these members, with a number above that of the newest view that it has seen.
+    fn propose(&mut self, newest: Epoch, members: NodeSet, out: &mut Vec<Command>) {
+        // Unique to the proposer.
         let limit = NodeId::LIMIT as u64;
-        let round = self.accepted().epoch.0 / limit + 1;
+        let round = newest.0 / limit + 1;
         self.accept(View { epoch: Epoch(round * limit + u64::from(self.own.0)), members }, out);
     }
 
@@ -236,9 +237,7 @@ impl Node {
             return self.stop(StopReason::Minority, out);
         }
         if both != accepted.members || other.epoch > accepted.epoch {
-            let limit = NodeId::LIMIT as u64;
-            let round = accepted.epoch.max(other.epoch).0 / limit + 1;
-            self.accept(View { epoch: Epoch(round * limit + u64::from(self.own.0)), members: both }, out);
+            self.propose(accepted.epoch.max(other.epoch), both, out);
         }
     }
 

@@ -34,7 +34,9 @@ use crate::page::{Page, State};
 use crate::table::Table;
 use membership::Change;
 use prefetch::Streams;
-use vnuma_abi_dsm_wire::{Access, Epoch, Message, NodeId, NodeSet, Notice, PageId, Version, View};
+use vnuma_abi_dsm_wire::{
+    Access, Epoch, Message, NOTICE_LIMIT, NodeId, NodeSet, Notice, PageId, Version, View,
+};
 
 /// One node's part of the protocol.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -301,18 +303,23 @@ impl Node {
     fn flush_to(&mut self, to: NodeId, out: &mut Vec<Command>) {
         if let Some(index) = self.held_back.iter().position(|(node, _)| *node == to) {
             let (_, notices) = self.held_back.swap_remove(index);
-            out.push(self.notices(to, notices));
+            self.send_notices(to, &notices, out);
         }
     }
 
     fn flush(&mut self, out: &mut Vec<Command>) {
         for (to, notices) in std::mem::take(&mut self.held_back) {
-            out.push(self.notices(to, notices));
+            self.send_notices(to, &notices, out);
         }
     }
 
-    fn notices(&self, to: NodeId, notices: Vec<Notice>) -> Command {
-        Command::Send { to, frame: Frame { epoch: self.epoch, message: Message::Notices(notices) } }
+    /// Sends notices, in parts that a message has room for.
+    fn send_notices(&self, to: NodeId, notices: &[Notice], out: &mut Vec<Command>) {
+        let send = |part: &[Notice]| {
+            let frame = Frame { epoch: self.epoch, message: Message::Notices(part.to_vec()) };
+            Command::Send { to, frame }
+        };
+        out.extend(notices.chunks(NOTICE_LIMIT).map(send));
     }
 }
 

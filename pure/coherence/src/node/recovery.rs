@@ -5,10 +5,9 @@
 
 use super::Node;
 use crate::command::Command;
-use vnuma_abi_dsm_wire::{Access, Entry, Holding, Membership, Message, NodeId, NodeSet, PageId, View};
-
-/// Pages in one message.
-const PAGES: usize = 512;
+use vnuma_abi_dsm_wire::{
+    Access, Entry, Holding, Membership, Message, NodeId, NodeSet, PAGES_LIMIT, PageId, View,
+};
 
 impl Node {
     /// Tells the managers of a view what this node has.
@@ -37,7 +36,7 @@ impl Node {
         out: &mut Vec<Command>,
     ) {
         for node in members.without(self.own).iter() {
-            for part in lists[usize::from(node.0)].chunks(PAGES) {
+            for part in lists[usize::from(node.0)].chunks(PAGES_LIMIT) {
                 self.send(node, Message::Membership(message(part.to_vec(), false)), out);
             }
             self.send(node, Message::Membership(message(Vec::new(), true)), out);
@@ -132,7 +131,7 @@ impl Node {
                 }
             }
         }
-        let left = NodeSet::from_bits(self.members.bits() & !view.members.bits());
+        let left = self.members.minus(view.members);
         (self.members, self.epoch) = (view.members, view.epoch);
         for (page, copyset) in change.owned {
             let entry = self.page(page);
@@ -151,8 +150,8 @@ impl Node {
 
     /// Local threads still wait for what was asked for in the last epoch.
     fn ask_again(&mut self, now: u64, out: &mut Vec<Command>) {
-        let waiting: Vec<_> = self.table.iter().filter(|(_, entry)| entry.fault != Access::None).collect();
-        let waiting: Vec<_> = waiting.into_iter().map(|(page, entry)| (page, entry.poisoned)).collect();
+        let waiting = self.table.iter().filter(|(_, entry)| entry.fault != Access::None);
+        let waiting: Vec<_> = waiting.map(|(page, entry)| (page, entry.poisoned)).collect();
         for (page, poisoned) in waiting {
             if poisoned {
                 self.page(page).fault = Access::None;
