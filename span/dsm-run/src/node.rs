@@ -162,8 +162,8 @@ impl Run<'_> {
         thread::spawn(move || {
             let place = members.iter().position(|member| *member == number).unwrap_or(0);
             let address = region.guest().as_ptr() as usize;
-            let mut shared =
-                Shared::new(address, pages, place, members.len(), abandoned).with_region(&region);
+            let mut shared = Shared::new(address, pages, place, members.len(), abandoned);
+            shared.region = Arc::downgrade(&region);
             // The node keeps it. A region that is not needed any more releases a thread that waits for one of its pages.
             drop(region);
             if let Some((copies, told)) = copies {
@@ -174,11 +174,11 @@ impl Run<'_> {
             }
             if generation == 0 {
                 let node = Arc::clone(&cuts);
-                shared = shared.with_begin(Box::new(move || node.begin()));
+                shared.begun = Box::new(move || node.begin());
             }
             if let Some(cut_ms) = cut_ms {
                 let cut = Box::new(move || cut(&cuts, number));
-                shared = shared.with_cuts(Duration::from_millis(cut_ms), cut);
+                shared.cuts = Some((Duration::from_millis(cut_ms), cut));
             }
             let _ = sender.send(Event::Done(generation, task.run(&shared)));
         });

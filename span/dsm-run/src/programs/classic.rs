@@ -115,14 +115,14 @@ mod tests {
             let (memory, sender) = (Arc::clone(&memory), sender.clone());
             thread::spawn(move || {
                 let abandoned = Arc::new(AtomicBool::new(false));
-                let shared = Shared::new(memory.as_ptr() as usize, 512, node, 2, abandoned);
+                let mut shared = Shared::new(memory.as_ptr() as usize, 512, node, 2, abandoned);
                 let cuts = Arc::new(Mutex::new(0));
                 let counted = Arc::clone(&cuts);
                 let cut = move || {
                     *counted.lock().expect("not poisoned") += 1;
                     Ok(true)
                 };
-                let shared = shared.with_cuts(Duration::ZERO, Box::new(cut));
+                shared.cuts = Some((Duration::ZERO, Box::new(cut)));
                 shared.barrier();
                 let outcome = pagerank(&shared, count);
                 let made = *cuts.lock().expect("not poisoned");

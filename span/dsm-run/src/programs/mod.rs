@@ -157,15 +157,16 @@ pub struct Shared {
     address: usize,
     words: usize,
     /// What the memory is a region of; of a test, nothing.
-    region: Weak<Region>,
+    pub region: Weak<Region>,
     pub node: usize,
     pub nodes: usize,
     idle: Cell<Duration>,
     /// The program is started anew elsewhere: this thread must not go on.
     abandoned: Arc<AtomicBool>,
-    cuts: Option<(Duration, Box<Cut>)>,
+    /// At which intervals second copies are made, and how.
+    pub cuts: Option<(Duration, Box<Cut>)>,
     /// To be called when all nodes have come together.
-    begun: Box<dyn Fn() + Send>,
+    pub begun: Box<dyn Fn() + Send>,
     last_cut: Cell<Instant>,
 }
 
@@ -179,12 +180,6 @@ impl Shared {
         Self { address, words, region, node, nodes, idle, abandoned, cuts: None, begun, last_cut }
     }
 
-    /// The memory is that of a region.
-    pub fn with_region(mut self, region: &Arc<Region>) -> Self {
-        self.region = Arc::downgrade(region);
-        self
-    }
-
     /// A thread of this node, of which each node has so many. They are numbered over all nodes and meet at barriers of their own,
     /// at which no other thread may be.
     fn thread(&self, index: usize, threads: usize) -> Self {
@@ -192,18 +187,6 @@ impl Shared {
         let (node, nodes) = (self.node * threads + index, self.nodes * threads);
         let shared = Self::new(self.address, pages, node, nodes, Arc::clone(&self.abandoned));
         Self { region: Weak::clone(&self.region), ..shared }
-    }
-
-    /// `begun` is called when all nodes have come together.
-    pub fn with_begin(mut self, begun: Box<dyn Fn() + Send>) -> Self {
-        self.begun = begun;
-        self
-    }
-
-    /// Second copies are made at intervals.
-    pub fn with_cuts(mut self, interval: Duration, cut: Box<Cut>) -> Self {
-        self.cuts = Some((interval, cut));
-        self
     }
 
     /// All nodes agree on the highest of these numbers.
