@@ -21,6 +21,7 @@ use vnuma_observe::{
     location::{LocationEvent, LocationKind, LocationWatcher, Prefer, monotonic_ns, read_location},
     read_host_topology,
 };
+use vnuma_process::Workers;
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
@@ -53,7 +54,7 @@ fn main() -> ExitCode {
 
 fn start(host: &HostTopology, prefer: Prefer) -> Outcome<(LocationWatcher, Receiver<LocationEvent>)> {
     let (send, events) = mpsc::channel();
-    let watcher = LocationWatcher::start(host, prefer, POLL_INTERVAL, move |event| {
+    let watcher = LocationWatcher::start(&Workers::default(), host, prefer, POLL_INTERVAL, move |event| {
         // Fails once the receiver is gone.
         let _ = send.send(event);
     })?;
@@ -237,9 +238,9 @@ fn hotplug(
     let online = format!("/sys/devices/system/cpu/cpu{cpu}/online");
     let (send, changed) = mpsc::channel();
     // So rarely that only a message of the kernel can make it look in time.
-    let host_watcher = HostWatcher::start(Path::new("/"), host.clone(), HANG * 100, move |topology| {
-        let _ = send.send(topology);
-    })?;
+    let on_change = move |topology| drop(send.send(topology));
+    let host_watcher =
+        HostWatcher::start(&Workers::default(), Path::new("/"), host.clone(), HANG * 100, on_change)?;
     expect(host_watcher.why_polling().is_none(), "the kernel announces changes of the host")?;
     let spinner = Spinner::start(&cpu.to_string())?;
     let pid = spinner.pid()?;

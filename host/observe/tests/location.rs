@@ -3,11 +3,20 @@
 //! The kernel's view of nodes does not matter here: each test makes up a topology from
 //! the CPUs of this machine, in which they are on one node or on one each.
 
-use std::{fs, sync::mpsc, thread, time::Duration};
+mod workers;
+
+use std::{
+    fs,
+    sync::{Mutex, mpsc},
+    thread,
+    time::Duration,
+};
 use vnuma_model::{CpuSet, HostNode, HostTopology};
 use vnuma_observe::location::{
     LocationError, LocationEvent, LocationKind, LocationWatcher, Prefer, monotonic_ns, read_location,
 };
+use vnuma_process::{Change, Workers};
+use workers::{change, until_it_waits};
 
 /// No event takes this long, on no machine.
 const HANG: Duration = Duration::from_secs(30);
@@ -74,7 +83,7 @@ impl Mover {
 /// A watcher, and its events in order.
 fn watcher(host: &HostTopology, prefer: Prefer) -> (LocationWatcher, mpsc::Receiver<LocationEvent>) {
     let (send, events) = mpsc::channel();
-    let watcher = LocationWatcher::start(host, prefer, INTERVAL, move |event| {
+    let watcher = LocationWatcher::start(&Workers::default(), host, prefer, INTERVAL, move |event| {
         let _ = send.send(event);
     });
     (watcher.unwrap_or_else(|error| panic!("{error}")), events)
@@ -100,6 +109,7 @@ for_each_source! {
     threads_that_are_not_watched_are_not_reported
     threads_that_are_not_there_are_refused
     the_topology_can_change_meanwhile
+    a_panic_and_a_silence_of_its_thread_are_seen
 }
 
 fn next(events: &mpsc::Receiver<LocationEvent>, kind: LocationKind) -> LocationEvent {
@@ -109,6 +119,29 @@ fn next(events: &mpsc::Receiver<LocationEvent>, kind: LocationKind) -> LocationE
             return event;
         }
     }
+}
+
+fn a_panic_and_a_silence_of_its_thread_are_seen(prefer: Prefer) {
+    let (a, b) = two_cpus();
+    let name = if prefer == Prefer::Poll { "vnuma-poll" } else { "vnuma-bpf" };
+    let (workers, host) = (Workers::default(), host(&[&[a], &[b]]));
+    let ((begin, begun), (release, held)) = (mpsc::channel(), mpsc::channel::<()>());
+    let held = Mutex::new(held);
+    let on_event = move |_| {
+        begin.send(()).unwrap();
+        let released = held.lock().unwrap().recv();
+        panic!("{released:?}");
+    };
+    let watcher = LocationWatcher::start(&workers, &host, prefer, INTERVAL, on_event).unwrap();
+    let mut mover = Mover::start(a);
+    watcher.watch(own_pid(), mover.tid).unwrap();
+    until_it_waits(&workers);
+    mover.to(&[b]);
+    begun.recv_timeout(HANG).unwrap();
+    assert!(matches!(change(&workers), Change::Silent(silent, _) if silent == name));
+    release.send(()).unwrap();
+    assert_eq!(change(&workers), Change::Panicked(name.to_owned(), "Ok(())".to_owned()));
+    mover.end();
 }
 
 fn moves_between_nodes_are_reported(prefer: Prefer) {
@@ -295,9 +328,9 @@ fn allow(cpus: &[u32]) {
 fn moves_of_a_deferred_thread_wake_nobody_and_are_taken_all_the_same() {
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
     let (a, b) = two_cpus();
+    let (workers, host) = (Workers::default(), host(&[&[a], &[b]]));
     let started =
-        LocationWatcher::start_taken(&host(&[&[a], &[b]]), Prefer::Bpf, INTERVAL, |_| panic!("polled"))
-            .unwrap();
+        LocationWatcher::start_taken(&workers, &host, Prefer::Bpf, INTERVAL, |_| panic!("polled")).unwrap();
     let (watcher, mut kernel) = (started.0, started.1.expect("the kernel's events"));
     let wanderer = Wanderer::start([a, b]);
     watcher.watch(own_pid(), wanderer.tid).unwrap();

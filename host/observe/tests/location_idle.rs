@@ -9,6 +9,7 @@ use std::{
 };
 use vnuma_model::{HostNode, HostTopology};
 use vnuma_observe::location::{LocationWatcher, Prefer};
+use vnuma_process::Workers;
 
 /// A field of the status of the watcher's thread of this name.
 fn status_of(name: &str, key: &str) -> String {
@@ -43,7 +44,9 @@ fn idle_for_a_second(prefer: Prefer, name: &str, watch: bool) -> (u64, usize) {
     let host = HostTopology { nodes: vec![node], ..HostTopology::default() };
     let (send, events) = mpsc::channel();
     let on_event = move |event| send.send(event).unwrap();
-    let watcher = LocationWatcher::start(&host, prefer, Duration::from_millis(5), on_event).unwrap();
+    let watcher =
+        LocationWatcher::start(&Workers::default(), &host, prefer, Duration::from_millis(5), on_event);
+    let watcher = watcher.unwrap();
     let (stop, stopped) = mpsc::channel::<()>();
     let (tell, told) = mpsc::channel();
     let sleeper = thread::spawn(move || {

@@ -1,5 +1,7 @@
 //! A host whose topology changes while it is watched.
 
+mod workers;
+
 use std::{
     fs,
     path::Path,
@@ -9,6 +11,8 @@ use std::{
 };
 use vnuma_model::HostTopology;
 use vnuma_observe::{HostWatcher, read_host_topology};
+use vnuma_process::{Change, Workers};
+use workers::{change, until_it_waits};
 
 /// Nothing takes this long, on no machine.
 const HANG: Duration = Duration::from_secs(30);
@@ -47,7 +51,9 @@ fn one_node() -> (tempfile::TempDir, HostWatcher, Receiver<HostTopology>) {
     online(root, "0-1", "0");
     let (send, changed) = mpsc::channel();
     let known = read_host_topology(root).unwrap();
-    let watcher = HostWatcher::start(root, known, INTERVAL, move |topology| send.send(topology).unwrap());
+    let watcher = HostWatcher::start(&Workers::default(), root, known, INTERVAL, move |topology| {
+        send.send(topology).unwrap();
+    });
     (directory, watcher.unwrap(), changed)
 }
 
@@ -112,7 +118,7 @@ fn a_tree_that_makes_no_sense_is_tried_again() {
 fn an_event_of_the_kernel_makes_it_read_again() {
     let known = read_host_topology(Path::new("/")).unwrap();
     let hour = Duration::from_secs(3600);
-    let watcher = HostWatcher::start(Path::new("/"), known, hour, |_| {}).unwrap();
+    let watcher = HostWatcher::start(&Workers::default(), Path::new("/"), known, hour, |_| {}).unwrap();
     assert_eq!(watcher.why_polling(), None);
     let uevent = Path::new("/sys/devices/system/cpu/cpu0/uevent");
     let network = Path::new("/sys/class/net/lo/uevent");
@@ -136,4 +142,24 @@ fn an_event_of_the_kernel_makes_it_read_again() {
     }
     thread::sleep(Duration::from_millis(300));
     assert!(watcher.reads() < before + 10, "{} reads", watcher.reads() - before);
+}
+
+#[test]
+fn a_panic_and_a_silence_of_its_thread_are_seen() {
+    let directory = tempfile::tempdir().unwrap();
+    write_node(directory.path(), 0, "0-1", 500, "10\n");
+    online(directory.path(), "0-1", "0");
+    let (workers, known) = (Workers::default(), read_host_topology(directory.path()).unwrap());
+    let ((begin, begun), (release, held)) = (mpsc::channel(), mpsc::channel::<()>());
+    let on_change = move |_| {
+        begin.send(()).unwrap();
+        panic!("{:?}", held.recv());
+    };
+    let _watcher = HostWatcher::start(&workers, directory.path(), known, INTERVAL, on_change).unwrap();
+    until_it_waits(&workers);
+    online(directory.path(), "0", "0");
+    begun.recv_timeout(HANG).unwrap();
+    assert!(matches!(change(&workers), Change::Silent(name, _) if name == "vnuma-host"));
+    release.send(()).unwrap();
+    assert_eq!(change(&workers), Change::Panicked("vnuma-host".to_owned(), "Ok(())".to_owned()));
 }

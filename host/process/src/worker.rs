@@ -15,7 +15,7 @@ use std::{
         atomic::{AtomicU64, Ordering},
         mpsc,
     },
-    thread::JoinHandle,
+    thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
@@ -216,7 +216,10 @@ impl<J> Drop for Worker<J> {
         // Before the thread wakes up, so that it sees the end.
         drop(self.jobs.take());
         self.wake();
-        if let Some(thread) = self.thread.take() {
+        // The thread itself may be the one that has no more use for it.
+        if let Some(thread) =
+            self.thread.take().filter(|thread| thread.thread().id() != thread::current().id())
+        {
             // Its panic was caught.
             let _ = thread.join();
         }

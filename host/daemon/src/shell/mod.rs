@@ -102,7 +102,7 @@ use vnuma_policy::{
     scheduling::Settings,
     world::{ConnectionId, Mechanism, RequestId, VmId},
 };
-use vnuma_process::Worker;
+use vnuma_process::{Worker, Workers};
 use watchers::Watchers;
 
 /// Makes backends. One lists VMs, and each VM's worker has its own, so that none waits for another.
@@ -117,8 +117,13 @@ impl Drop for ClosedAtEnd {
     }
 }
 
-fn watch_host(config: &Config, host: HostTopology, inbox: Arc<Inbox>) -> io::Result<HostWatcher> {
-    HostWatcher::start(&config.root, host, config.intervals.host, move |host| {
+fn watch_host(
+    workers: &Workers,
+    config: &Config,
+    host: HostTopology,
+    inbox: Arc<Inbox>,
+) -> io::Result<HostWatcher> {
+    HostWatcher::start(workers, &config.root, host, config.intervals.host, move |host| {
         inbox.tell(Event::HostChanged(host));
     })
 }
@@ -223,7 +228,7 @@ impl Shell {
                 config.resync_interval,
                 Arc::clone(&inbox),
             )?,
-            _host_watcher: watch_host(&config, host.clone(), Arc::clone(&inbox))?,
+            _host_watcher: watch_host(workers, &config, host.clone(), Arc::clone(&inbox))?,
             doorbells: Doorbells::new()?,
             core: Core::new(host, policies(&config), first_epoch).describing_every(config.intervals.describe),
             locator,

@@ -6,7 +6,6 @@ use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, RingB
 use nix::{
     errno::Errno,
     poll::{PollFd, PollFlags, PollTimeout, poll},
-    sys::eventfd::{EfdFlags, EventFd},
 };
 use std::{
     collections::BTreeMap,
@@ -14,12 +13,11 @@ use std::{
     io,
     os::fd::{AsFd, BorrowedFd},
     sync::{Arc, Mutex, PoisonError},
-    thread::{self, JoinHandle},
     time::Duration,
 };
 use vnuma_abi_bpf::{COUNT_DROPPED, COUNT_REPORTED, WAITS, WAKES};
 use vnuma_model::{CpuId, HostNodeId, HostTopology};
-use vnuma_process::spawn_worker;
+use vnuma_process::{Worker, Workers};
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/vcpu_watch.bpf.o"));
 
@@ -119,7 +117,7 @@ impl Programs {
             watched: self.watched,
             counts: self.counts,
             sees_affinity: self.sees_affinity,
-            thread: None,
+            taker: None,
         };
         Ok((source, events))
     }
@@ -181,33 +179,24 @@ impl KernelEvents {
     }
 }
 
-/// The thread that takes events if the caller does not.
-#[derive(Debug)]
-struct Taker {
-    stop: Arc<EventFd>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Taker {
-    fn start(mut events: KernelEvents, on_event: Arc<OnEvent>) -> Result<Self, LocationError> {
-        let failed = |act| move |source| LocationError::Watch { act, source };
-        let stop = EventFd::from_flags(EfdFlags::EFD_CLOEXEC)
-            .map_err(|errno| failed("making an eventfd")(errno.into()))?;
-        let stop = Arc::new(stop);
-        let theirs = Arc::clone(&stop);
-        let thread = spawn_worker("vnuma-bpf", move || {
-            let mut taken = Vec::new();
-            while wait_until_readable(events.fd(), theirs.as_fd()) {
-                let rest = events.take(&mut taken);
-                taken.drain(..).for_each(|event| on_event(event));
-                let Some(rest) = rest else { return };
-                // Ended early by `stop` only, which is seen above.
-                let rest = PollTimeout::try_from(rest).unwrap_or(PollTimeout::ZERO);
-                let _ = poll(&mut [PollFd::new(theirs.as_fd(), PollFlags::POLLIN)], rest);
-            }
-        });
-        Ok(Self { stop, thread: Some(thread.map_err(failed("starting a thread"))?) })
-    }
+/// Starts the thread that takes events if the caller does not.
+fn start_taker(
+    workers: &Workers,
+    mut events: KernelEvents,
+    on_event: Arc<OnEvent>,
+) -> Result<Worker<()>, LocationError> {
+    let worker = workers.start_polling("vnuma-bpf", move |jobs, stop| {
+        let mut taken = Vec::new();
+        while jobs.heartbeat().rest(|| wait_until_readable(events.fd(), stop.as_fd())) {
+            let rest = events.take(&mut taken);
+            taken.drain(..).for_each(|event| on_event(event));
+            let Some(rest) = rest else { return };
+            // Ended early by `stop` only, which is seen above.
+            let rest = PollTimeout::try_from(rest).unwrap_or(PollTimeout::ZERO);
+            let _ = poll(&mut [PollFd::new(stop.as_fd(), PollFlags::POLLIN)], rest);
+        }
+    });
+    worker.map_err(|source| LocationError::Watch { act: "starting a thread", source })
 }
 
 /// Without a time limit. False once `stop` is readable.
@@ -254,17 +243,18 @@ pub(super) struct BpfSource {
     watched: Watched,
     counts: MapHandle,
     sees_affinity: bool,
-    thread: Option<Taker>,
+    taker: Option<Worker<()>>,
 }
 
 impl BpfSource {
     /// Takes its events in a thread of its own.
     pub(super) fn take_in_thread(
         &mut self,
+        workers: &Workers,
         events: KernelEvents,
         on_event: Arc<OnEvent>,
     ) -> Result<(), LocationError> {
-        self.thread = Some(Taker::start(events, on_event)?);
+        self.taker = Some(start_taker(workers, events, on_event)?);
         Ok(())
     }
 
@@ -325,22 +315,6 @@ impl BpfSource {
 
 fn how(waits: bool) -> u8 {
     if waits { WAITS } else { WAKES }
-}
-
-impl Drop for Taker {
-    fn drop(&mut self) {
-        if let Err(error) = self.stop.write(1) {
-            tracing::error!(%error, "cannot stop the watcher's thread");
-            return;
-        }
-        // After a failure it is that thread itself which takes this apart.
-        if let Some(thread) =
-            self.thread.take().filter(|thread| thread.thread().id() != thread::current().id())
-        {
-            // It only fails if a callback panicked, which has been reported then.
-            let _ = thread.join();
-        }
-    }
 }
 
 /// Does the running kernel have the function that this program is attached to?

@@ -38,7 +38,7 @@ use std::{
     time::Duration,
 };
 use vnuma_model::{Capability, CpuId, HostTopology, PassedOver};
-use vnuma_process::ProcError;
+use vnuma_process::{ProcError, Workers};
 
 /// Which source of events to use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -157,6 +157,7 @@ pub struct LocationWatcher {
 struct Shared {
     state: Mutex<State>,
     poll_interval: Duration,
+    workers: Workers,
 }
 
 #[derive(Debug)]
@@ -197,7 +198,8 @@ impl Shared {
         tracing::error!(reason, "cannot read BPF events; vCPU locations are polled from now on");
         let dropped = bpf.dropped();
         let on_event = move |event| on_event(event);
-        let poll = PollSource::start(state.topology.clone(), self.poll_interval, &state.threads, on_event);
+        let (workers, topology) = (&self.workers, state.topology.clone());
+        let poll = PollSource::start(workers, topology, self.poll_interval, &state.threads, on_event);
         let failed = match poll {
             Ok(poll) => state.source.replace(Source::Poll(poll)),
             Err(error) => {
@@ -214,18 +216,19 @@ impl Shared {
 }
 
 impl LocationWatcher {
-    /// Starts watching. `on_event` is called from a thread of the watcher's own and should
+    /// Starts watching. `on_event` is called from a thread of the watcher's own, one of these workers, and should
     /// not block. `poll_interval` counts for polling only.
     pub fn start(
+        workers: &Workers,
         topology: &HostTopology,
         prefer: Prefer,
         poll_interval: Duration,
         on_event: impl Fn(LocationEvent) + Send + Sync + 'static,
     ) -> Result<Self, LocationError> {
-        let (watcher, events, on_event) = Self::begin(topology, prefer, poll_interval, on_event)?;
+        let (watcher, events, on_event) = Self::begin(workers, topology, prefer, poll_interval, on_event)?;
         let mut state = watcher.shared.lock();
         if let (Some(Source::Bpf(bpf)), Some(events)) = (&mut state.source, events) {
-            bpf.take_in_thread(events, on_event)?;
+            bpf.take_in_thread(workers, events, on_event)?;
         }
         drop(state);
         Ok(watcher)
@@ -234,17 +237,19 @@ impl LocationWatcher {
     /// The same for a caller that takes the events of BPF itself by [`KernelEvents::take`], which spares the change to another thread.
     /// It has to [`unwatch`](Self::unwatch) threads that have exited. `on_event` is called where polling is used.
     pub fn start_taken(
+        workers: &Workers,
         topology: &HostTopology,
         prefer: Prefer,
         poll_interval: Duration,
         on_event: impl Fn(LocationEvent) + Send + Sync + 'static,
     ) -> Result<(Self, Option<KernelEvents>), LocationError> {
-        let (watcher, events, _) = Self::begin(topology, prefer, poll_interval, on_event)?;
+        let (watcher, events, _) = Self::begin(workers, topology, prefer, poll_interval, on_event)?;
         Ok((watcher, events))
     }
 
     /// Also returns what is to be done with each event.
     fn begin(
+        workers: &Workers,
         topology: &HostTopology,
         prefer: Prefer,
         poll_interval: Duration,
@@ -259,7 +264,7 @@ impl LocationWatcher {
             full: false,
             dropped_before: 0,
         };
-        let shared = Arc::new(Shared { state: Mutex::new(state), poll_interval });
+        let shared = Arc::new(Shared { state: Mutex::new(state), poll_interval, workers: workers.clone() });
         let weak = Arc::downgrade(&shared);
         let on_event: Arc<OnEvent> = Arc::new(move |event: LocationEvent| {
             if event.kind == LocationKind::Exited
@@ -290,7 +295,8 @@ impl LocationWatcher {
             Err(reason) => {
                 let theirs = Arc::clone(&on_event);
                 let on_event = move |event| theirs(event);
-                let poll = PollSource::start(topology.clone(), poll_interval, &HashMap::new(), on_event)?;
+                let (topology, none) = (topology.clone(), HashMap::new());
+                let poll = PollSource::start(workers, topology, poll_interval, &none, on_event)?;
                 (state.source, state.why_not_bpf) = (Some(Source::Poll(poll)), Some(reason));
                 None
             }
@@ -451,7 +457,14 @@ mod tests {
             bpf::FAILING.with(|failing| failing.set(true));
             let _ = send.send(event);
         };
-        let watcher = LocationWatcher::start(&host, Prefer::Bpf, Duration::from_millis(5), on_event).unwrap();
+        let watcher = LocationWatcher::start(
+            &Workers::default(),
+            &host,
+            Prefer::Bpf,
+            Duration::from_millis(5),
+            on_event,
+        )
+        .unwrap();
         assert_eq!((watcher.health().by.in_use.as_str(), watcher.health().watched), (BPF, 0));
         // Threads whose end is an event. The first one breaks the source; what comes after takes over with the next one
         // that was not taken together with it.

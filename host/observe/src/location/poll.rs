@@ -6,12 +6,11 @@ use super::{
 };
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
-    thread::JoinHandle,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 use vnuma_model::HostTopology;
-use vnuma_process::{procfs::Affinity, spawn_worker};
+use vnuma_process::{Jobs, Next, Worker, Workers, procfs::Affinity};
 
 /// Shortest interval; below it, polling would only heat the host.
 const SHORTEST: Duration = Duration::from_millis(1);
@@ -31,20 +30,15 @@ struct Watched {
 struct State {
     threads: BTreeMap<i32, Watched>,
     topology: HostTopology,
-    stop: bool,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
-    state: Mutex<State>,
-    /// Something to watch, or the end.
-    changed: Condvar,
-}
+struct Shared(Mutex<State>);
 
 impl Shared {
     /// No code that holds the lock can panic half-way through a change.
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -52,26 +46,28 @@ impl Shared {
 #[derive(Debug)]
 pub(super) struct PollSource {
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    /// A job says that there is something to watch.
+    worker: Worker<()>,
 }
 
 impl PollSource {
     /// `threads` are watched already, by number with their process, but it is not known where they were seen last.
     pub(super) fn start(
+        workers: &Workers,
         topology: HostTopology,
         interval: Duration,
         threads: &HashMap<i32, i32>,
         on_event: impl Fn(LocationEvent) + Send + 'static,
     ) -> Result<Self, LocationError> {
-        let shared = Arc::new(Shared::default());
         let watched = |(&tid, &pid): (&i32, &i32)| (tid, Watched { pid, seen: None });
         let threads = threads.iter().map(watched).collect();
-        *shared.lock() = State { threads, topology, stop: false };
+        let shared = Arc::new(Shared(Mutex::new(State { threads, topology })));
         let theirs = Arc::clone(&shared);
-        let work = move || run(&theirs, interval.max(SHORTEST), on_event);
-        let thread = spawn_worker("vnuma-poll", work)
+        let work = move |jobs| run(&jobs, &theirs, interval.max(SHORTEST), on_event);
+        let worker = workers
+            .start("vnuma-poll", work)
             .map_err(|source| LocationError::Watch { act: "starting a thread", source })?;
-        Ok(Self { shared, thread: Some(thread) })
+        Ok(Self { shared, worker })
     }
 
     pub(super) fn watch(&self, pid: i32, tid: i32) -> Result<(), LocationError> {
@@ -80,8 +76,12 @@ impl PollSource {
         if state.threads.len() >= MAX_WATCHED && !state.threads.contains_key(&tid) {
             return Err(LocationError::TooMany { tid, limit: MAX_WATCHED });
         }
+        let waits_for_it = state.threads.is_empty();
         state.threads.insert(tid, Watched { pid, seen: Some(seen) });
-        self.shared.changed.notify_one();
+        if waits_for_it {
+            // One that has panicked is seen by who looks at the workers.
+            let _ = self.worker.send(());
+        }
         Ok(())
     }
 
@@ -94,21 +94,10 @@ impl PollSource {
     }
 }
 
-impl Drop for PollSource {
-    fn drop(&mut self) {
-        self.shared.lock().stop = true;
-        self.shared.changed.notify_one();
-        if let Some(thread) = self.thread.take() {
-            // It only fails if a callback panicked, which has been reported then.
-            let _ = thread.join();
-        }
-    }
-}
-
-fn run(shared: &Shared, interval: Duration, on_event: impl Fn(LocationEvent)) {
+fn run(jobs: &Jobs<()>, shared: &Shared, interval: Duration, on_event: impl Fn(LocationEvent)) {
     // The last one that was looked at.
     let mut last = 0;
-    while wait(shared, interval) {
+    while wait(jobs, shared, interval) {
         let (turn, others) = split(&shared.lock().threads, last);
         last = turn.last().map_or(0, |&(_, tid)| tid);
         let changed =
@@ -146,16 +135,16 @@ fn split(threads: &BTreeMap<i32, Watched>, last: i32) -> (Vec<Thread>, Vec<(i32,
 }
 
 /// Sleeps for the interval, or until there is something to watch. False at the end.
-fn wait(shared: &Shared, interval: Duration) -> bool {
-    let state = shared.lock();
-    let idle = |state: &mut State| state.threads.is_empty() && !state.stop;
-    let state = shared.changed.wait_while(state, idle).unwrap_or_else(PoisonError::into_inner);
-    let end = Instant::now() + interval;
-    let (state, _) = shared
-        .changed
-        .wait_timeout_while(state, interval, |state| !state.stop && Instant::now() < end)
-        .unwrap_or_else(PoisonError::into_inner);
-    !state.stop
+fn wait(jobs: &Jobs<()>, shared: &Shared, interval: Duration) -> bool {
+    let mut until = None;
+    loop {
+        until = until.or_else(|| (!shared.lock().threads.is_empty()).then(|| Instant::now() + interval));
+        match jobs.wait(until) {
+            Next::Job(()) => {}
+            Next::Nothing => return true,
+            Next::End => return false,
+        }
+    }
 }
 
 /// Stores what was read of a thread and returns the event, if it is one.

@@ -15,7 +15,7 @@ use crate::read_host_topology;
 use nix::{
     errno::Errno,
     poll::{PollFd, PollFlags, PollTimeout, poll},
-    sys::eventfd::{EfdFlags, EventFd},
+    sys::eventfd::EventFd,
 };
 use std::{
     io,
@@ -25,12 +25,12 @@ use std::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
-    thread::{self, JoinHandle},
+    thread,
     time::{Duration, Instant},
 };
 use uevent::Uevents;
 use vnuma_model::HostTopology;
-use vnuma_process::spawn_worker;
+use vnuma_process::{Jobs, Worker, Workers};
 
 pub use uevent::{Uevent, parse_uevent};
 
@@ -44,20 +44,20 @@ const RETRY: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct HostWatcher {
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    _worker: Worker<()>,
 }
 
 #[derive(Debug)]
 struct Shared {
-    stop: EventFd,
     reads: AtomicU64,
     why_polling: Mutex<Option<String>>,
 }
 
 impl HostWatcher {
-    /// Follows the topology below `root`, which was `known` before. `on_change` is called from a thread of the watcher's
-    /// own with each one that differs in more than free memory and free huge pages.
+    /// Follows the topology below `root`, which was `known` before. `on_change` is called from a thread of its own, one of
+    /// these workers, with each one that differs in more than free memory and free huge pages.
     pub fn start(
+        workers: &Workers,
         root: &Path,
         known: HostTopology,
         reread_interval: Duration,
@@ -68,11 +68,7 @@ impl HostWatcher {
             Some(Ok(uevents)) => (Some(uevents), None),
             Some(Err(error)) => (None, Some(format!("cannot listen to uevents: {error}"))),
         };
-        let shared = Arc::new(Shared {
-            stop: EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?,
-            reads: AtomicU64::new(0),
-            why_polling: Mutex::new(why_polling),
-        });
+        let shared = Arc::new(Shared { reads: AtomicU64::new(0), why_polling: Mutex::new(why_polling) });
         let follower = Follower {
             root: root.to_owned(),
             known: Lasting::of(known),
@@ -81,8 +77,9 @@ impl HostWatcher {
             shared: Arc::clone(&shared),
             on_change,
         };
-        let thread = spawn_worker("vnuma-host", move || follower.run(uevents))?;
-        Ok(Self { shared, thread: Some(thread) })
+        let worker =
+            workers.start_polling("vnuma-host", move |jobs, end| follower.run(&jobs, &end, uevents))?;
+        Ok(Self { shared, _worker: worker })
     }
 
     /// Why changes are found only at the interval; `None` if the kernel announces them.
@@ -93,17 +90,6 @@ impl HostWatcher {
     /// How often the topology was read.
     pub fn reads(&self) -> u64 {
         self.shared.reads.load(Ordering::Relaxed)
-    }
-}
-
-impl Drop for HostWatcher {
-    fn drop(&mut self) {
-        // A counter that is full wakes as well as any other.
-        let _ = self.shared.stop.write(1);
-        if let Some(thread) = self.thread.take() {
-            // It only fails if a callback panicked, which has been reported then.
-            let _ = thread.join();
-        }
     }
 }
 
@@ -133,10 +119,11 @@ struct Follower<F> {
 }
 
 impl<F: FnMut(HostTopology)> Follower<F> {
-    fn run(mut self, mut uevents: Option<Uevents>) {
+    /// Until `end` is readable: there are no jobs.
+    fn run(mut self, jobs: &Jobs<()>, end: &EventFd, mut uevents: Option<Uevents>) {
         let mut read_at = Instant::now() + self.interval;
         loop {
-            match self.wait(uevents.as_ref(), read_at) {
+            match jobs.heartbeat().rest(|| wait(end, uevents.as_ref(), read_at)) {
                 Ok(Wake::Stop) => return,
                 Ok(Wake::Event) => read_at = read_at.min(Instant::now() + GATHER),
                 Ok(Wake::Nothing) => {}
@@ -155,25 +142,6 @@ impl<F: FnMut(HostTopology)> Follower<F> {
             if Instant::now() >= read_at {
                 read_at = Instant::now() + self.read();
             }
-        }
-    }
-
-    /// Waits for an event, the time to read, or the end.
-    fn wait(&self, uevents: Option<&Uevents>, until: Instant) -> io::Result<Wake> {
-        let left = until.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
-        let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
-        let mut fds = vec![PollFd::new(self.shared.stop.as_fd(), PollFlags::POLLIN)];
-        fds.extend(uevents.map(|uevents| PollFd::new(uevents.as_fd(), PollFlags::POLLIN)));
-        match poll(&mut fds, timeout) {
-            Ok(_) | Err(Errno::EINTR) => {}
-            Err(errno) => return Err(errno.into()),
-        }
-        if fds[0].any().unwrap_or(true) {
-            return Ok(Wake::Stop);
-        }
-        match uevents {
-            Some(uevents) if uevents.take()? => Ok(Wake::Event),
-            _ => Ok(Wake::Nothing),
         }
     }
 
@@ -199,6 +167,25 @@ impl<F: FnMut(HostTopology)> Follower<F> {
             (self.on_change)(topology);
         }
         self.interval
+    }
+}
+
+/// Waits for an event, the time to read, or the end.
+fn wait(end: &EventFd, uevents: Option<&Uevents>, until: Instant) -> io::Result<Wake> {
+    let left = until.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
+    let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
+    let mut fds = vec![PollFd::new(end.as_fd(), PollFlags::POLLIN)];
+    fds.extend(uevents.map(|uevents| PollFd::new(uevents.as_fd(), PollFlags::POLLIN)));
+    match poll(&mut fds, timeout) {
+        Ok(_) | Err(Errno::EINTR) => {}
+        Err(errno) => return Err(errno.into()),
+    }
+    if fds[0].any().unwrap_or(true) {
+        return Ok(Wake::Stop);
+    }
+    match uevents {
+        Some(uevents) if uevents.take()? => Ok(Wake::Event),
+        _ => Ok(Wake::Nothing),
     }
 }
 
