@@ -183,9 +183,9 @@ mod tests {
             arguments[1].push_str(option);
             command.args(arguments).arg("-kernel").arg(image.vmlinux(image.server_kernel()));
             command.arg("-initrd").arg(&disk);
-            command
-                .arg("-append")
-                .arg("console=ttyS0 quiet panic=-1 mitigations=off tsc=reliable vnuma.role=trial");
+            let khz = crate::tsc::frequency_khz();
+            let words = "console=ttyS0 quiet panic=-1 mitigations=off tsc=reliable";
+            command.arg("-append").arg(format!("{words} tsc_early_khz={khz} vnuma.role=trial"));
             command
         };
         crate::accel::boots_in_two_tries(command, std::time::Duration::from_secs(300)).unwrap();

@@ -38,6 +38,7 @@ mod recipe;
 mod retries;
 mod run;
 mod run_directory;
+mod tsc;
 
 pub use binaries::{
     Binaries, BuildError, build as build_binaries, build_behind as build_binaries_behind,

@@ -7,6 +7,7 @@ use vnuma_lab_agent::{MONITOR_PORT, PORT_PREFIX, PORTS};
 
 use crate::network::{self, Member};
 use crate::profile::{Device, DeviceModel, Profile};
+use crate::tsc;
 
 /// The program in the image.
 pub(crate) const QEMU: &str = "qemu-system-x86_64";
@@ -179,7 +180,9 @@ fn boot(command: &mut Command, kernel: &Path, initramfs: &Path, role: &str) {
     // the same on all CPUs, but Linux does not trust it on a server of several sockets; the HPET that it
     // would take instead costs a device access per look at the clock.
     let words = "console=ttyS0 quiet panic=-1 tsc=reliable";
-    command.args(["-append", &format!("{words} {KERNEL_ECONOMY} vnuma.role={role}")]);
+    let khz = tsc::frequency_khz();
+    let line = format!("{words} tsc_early_khz={khz} {KERNEL_ECONOMY} vnuma.role={role}");
+    command.args(["-append", &line]);
 }
 
 /// In QEMU's option syntax a comma within a value is doubled.

@@ -18,12 +18,34 @@ fn boot(profile: &str) -> Lab {
 #[test]
 fn a_server_runs_commands_and_is_what_its_profile_says() {
     let lab = boot(DEFAULT_PROFILE);
+    let clock = clock(&lab);
     streams_and_status(&lab);
     files(&lab);
     machine(&lab, &Profile::load(DEFAULT_PROFILE).unwrap());
     sessions_side_by_side(&lab);
     the_environment(&lab);
+    the_clock_goes_right(&lab, clock);
     a_command_that_takes_too_long(&lab);
+}
+
+/// Seconds since the server's boot, and when it was asked for them and had said them.
+fn clock(lab: &Lab) -> (f64, Instant, Instant) {
+    let asked = Instant::now();
+    let said = good(lab, "cut -d' ' -f1 /proc/uptime").trim().parse().unwrap();
+    (said, asked, Instant::now())
+}
+
+/// The server's clock has gone as fast as the machine's since `before`: its kernel has taken the frequency that it was told.
+fn the_clock_goes_right(lab: &Lab, before: (f64, Instant, Instant)) {
+    let log = good(lab, "cat /proc/cmdline; dmesg | grep 'tsc: '");
+    let told = log.split("tsc_early_khz=").nth(1).unwrap().split(' ').next().unwrap();
+    let mhz = told.parse::<f64>().unwrap() / 1e3;
+    assert!(log.contains(&format!("Detected {mhz:.3} MHz")), "{log}");
+    let after = clock(lab);
+    let (least, most) = (after.1 - before.2, after.2 - before.1);
+    let gone = after.0 - before.0;
+    assert!(gone > least.as_secs_f64() * 0.98 - 0.1, "{gone} s of at least {least:?}: {log}");
+    assert!(gone < most.as_secs_f64() * 1.02 + 0.1, "{gone} s of at most {most:?}: {log}");
 }
 
 fn streams_and_status(lab: &Lab) {
