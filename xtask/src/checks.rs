@@ -37,8 +37,6 @@ const SOAK_ROUNDS: &str = "500";
 const SOAK_DEMO_SECONDS: u64 = 900;
 /// Tells scenarios which third of what they play by turns it is: 0, 1 or 2.
 const THIRD: &str = "VNUMA_THIRD";
-/// Benchmarks whose short forms `make test` runs by turns, on the machine and in the lab: those that were seen to take minutes.
-const SHORT_FORMS: [&[&str]; 2] = [&["daemon", "dsm", "fleet"], &["migrate", "topology"]];
 /// What a job of a soak may take.
 const SOAK_LIMIT: Duration = Duration::from_secs(4 * 3600);
 /// The user-space DSM: seeds of its simulation and of real nodes among peers that fail, and forbidden shapes.
@@ -53,7 +51,7 @@ const CHECK_SECONDS: f64 = 15.0;
 /// What of `make test`.
 #[derive(clap::Args)]
 pub struct TestArguments {
-    /// Only the jobs whose names contain TEXT; may be repeated
+    /// Only the jobs whose names contain TEXT, whatever their turns; may be repeated
     #[arg(long, value_name = "TEXT")]
     only: Vec<String>,
     /// List the jobs
@@ -79,14 +77,18 @@ pub fn test(arguments: &TestArguments) -> Result<()> {
     });
     let turn = arguments.turn.map_or_else(Turn::of_checkout, Turn);
     let mut jobs = test_jobs(&built?, fetched, turn)?;
-    jobs.retain(|job| {
-        arguments.only.is_empty() || arguments.only.iter().any(|text| job.name().contains(text.as_str()))
-    });
+    let all = jobs.len();
+    if arguments.only.is_empty() {
+        jobs.retain(|job| turn.plays(job.name()));
+    } else {
+        jobs.retain(|job| arguments.only.iter().any(|text| job.name().contains(text.as_str())));
+    }
     if arguments.list {
         jobs.iter().for_each(|job| println!("{}", job.name()));
         return Ok(());
     }
     ensure!(!jobs.is_empty(), "no job has such a name");
+    println!("{} of {all} jobs; the others are left to other commits, and to make soak", jobs.len());
     suite::run(jobs, start)
 }
 
@@ -233,9 +235,9 @@ fn test_jobs(built: &Built, fetched: Fetched, turn: Turn) -> Result<Vec<Job>> {
     for program in lab_tests(built) {
         jobs.push(in_lab(tests(&program.name(), program, &["--nocapture", "--test-threads", "1"])));
     }
-    let benchmarks = SHORT_FORMS.map(|names| names[turn.of(names.len())]);
-    jobs.extend(short_forms(built, &benchmarks)?);
-    jobs.extend(scenarios(built, Some(turn))?);
+    let benchmarks = [&SMOKE_HERE[..], &SMOKE_IN_LAB].concat();
+    jobs.extend(short_forms(built, &[benchmarks[turn.of(benchmarks.len())]])?);
+    jobs.extend(scenarios(built, Some(turn.of(3)))?);
     Ok(jobs)
 }
 
@@ -258,29 +260,16 @@ fn in_lab(job: Job) -> Job {
     job.lane(Lane::Lab).seconds(150.0)
 }
 
-/// A job for each scenario, as each has a server of its own. With a turn those that are ignored or have another turn are not played.
-fn scenarios(built: &Built, turn: Option<Turn>) -> Result<Vec<Job>> {
+/// A job for each scenario, as each has a server of its own. With a third those that are ignored are not played.
+fn scenarios(built: &Built, third: Option<usize>) -> Result<Vec<Job>> {
     let program = built.test(SCENARIOS.0, SCENARIOS.1)?;
-    let (all, ignored) = (listed(program, &[])?, listed(program, &["--ignored"])?);
-    let is_played =
-        |name: &&String| turn.is_none_or(|turn| !ignored.contains(name) && turn.plays(name.as_str()));
+    let ignored = if third.is_some() { listed(program, &["--ignored"])? } else { Vec::new() };
     let one = |name: &String| {
         let arguments = [name.as_str(), "--exact", "--nocapture", "--include-ignored"];
         let job = in_lab(tests(&format!("lab: {name}"), program, &arguments));
-        match turn {
-            Some(turn) => job.env(THIRD, Path::new(&turn.third().to_string())),
-            None => job,
-        }
+        third.iter().fold(job, |job, third| job.env(THIRD, Path::new(&third.to_string())))
     };
-    let jobs: Vec<_> = all.iter().filter(is_played).map(one).collect();
-    if let Some(turn) = turn {
-        let (left, third) = (all.len() - jobs.len(), turn.third() + 1);
-        println!(
-            "third {third} of 3 of the scenarios that are played by turns; {left} of {} are left to make soak and other commits",
-            all.len()
-        );
-    }
-    Ok(jobs)
+    Ok(listed(program, &[])?.iter().filter(|name| !ignored.contains(name)).map(one).collect())
 }
 
 /// Names of tests.

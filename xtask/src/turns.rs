@@ -2,20 +2,24 @@
 
 use crate::changed::git;
 
-/// Scenarios of `tests/lab` are played in so many parts.
-const TURNS: usize = 3;
-/// Those that `make test` plays at one turn only. It plays all others at each.
-const SCENARIOS: [&[&str]; TURNS] = [
-    &["slice::displaced_memory_comes_home", "slice::a_policy_takes_vcpus_to_their_memory"],
+/// There are so many parts.
+const TURNS: usize = 6;
+/// Jobs of `make test` that have a turn, by their names: those that take minutes of a lab server. All others run at each.
+const PARTS: [&[&str]; TURNS] = [
+    &["lab: slice::displaced_memory_comes_home"],
+    &["lab: slice::a_policy_takes_vcpus_to_their_memory", "lab/runner:guests"],
+    &["lab: slice::a_guest_node_gets_another_home", "lab: slice::programs_follow_by_their_libraries"],
     &[
-        "slice::a_guest_node_gets_another_home",
-        "slice::a_host_that_grows_and_shrinks_is_followed",
-        "slice::programs_follow_by_their_libraries",
-        "slice::guests_survive_the_end_of_others",
+        "lab: slice::a_host_that_grows_and_shrinks_is_followed",
+        "lab: slice::guests_survive_the_end_of_others",
     ],
     &[
-        "slice::vms_are_where_they_were_placed_and_know_where_their_devices_are",
-        "slice::guests_outlive_a_vnumad_that_is_killed",
+        "lab: slice::vms_are_where_they_were_placed_and_know_where_their_devices_are",
+        "lab/runner:command_line",
+    ],
+    &[
+        "lab: slice::guests_outlive_a_vnumad_that_is_killed",
+        "lab: dsm::a_guest_of_kvm_spans_the_nodes_of_a_dsm",
     ],
 ];
 
@@ -39,15 +43,10 @@ impl Turn {
         self.0 as usize % count.max(1)
     }
 
-    /// Which of the three parts of the scenarios.
-    pub fn third(self) -> usize {
-        self.of(TURNS)
-    }
-
-    /// Whether `make test` plays a scenario at this turn.
-    pub fn plays(self, scenario: &str) -> bool {
-        let part = SCENARIOS.iter().position(|part| part.contains(&scenario));
-        part.is_none_or(|part| part == self.third())
+    /// Whether `make test` runs a job at this turn.
+    pub fn plays(self, job: &str) -> bool {
+        let part = PARTS.iter().position(|part| part.contains(&job));
+        part.is_none_or(|part| part == self.of(TURNS))
     }
 }
 
@@ -57,29 +56,33 @@ mod tests {
     use crate::steps::workspace;
 
     #[test]
-    fn each_scenario_has_its_turn() {
-        for scenario in SCENARIOS.into_iter().flatten() {
-            let turns: Vec<_> = (0..3).filter(|turn| Turn(*turn).plays(scenario)).collect();
-            assert_eq!(turns.len(), 1, "{scenario}: {turns:?}");
+    fn each_job_has_its_turn() {
+        for job in PARTS.into_iter().flatten() {
+            let turns: Vec<_> = (0..6).filter(|turn| Turn(*turn).plays(job)).collect();
+            assert_eq!(turns.len(), 1, "{job}: {turns:?}");
         }
-        assert!((0..3).all(|turn| Turn(turn).plays("slice::another_one")));
+        assert!((0..6).all(|turn| Turn(turn).plays("another one")));
     }
 
     #[test]
     fn a_commit_has_one_turn() {
         assert_eq!(Turn::of_commit("c83addc0ffee\n"), Turn(0xc83_addc));
         assert_eq!(Turn::of_commit(""), Turn(0));
-        assert_eq!((Turn(7).third(), Turn(7).of(5), Turn(7).of(0)), (1, 2, 0));
+        assert_eq!((Turn(7).of(3), Turn(7).of(5), Turn(7).of(0)), (1, 2, 0));
     }
 
-    /// A scenario that is renamed would be played at each turn, one that is ignored at none.
+    /// One that is renamed would run at each turn, one that is ignored at none.
     #[test]
-    fn scenarios_with_turns_are_there_and_not_ignored() {
-        let file = workspace().join("tests/lab/tests/lab/slice.rs");
-        let text = std::fs::read_to_string(file).unwrap();
-        for scenario in SCENARIOS.into_iter().flatten() {
-            let function = format!("#[test]\nfn {}()", scenario.trim_start_matches("slice::"));
-            assert!(text.contains(&function), "{scenario}");
+    fn jobs_with_turns_are_there_and_not_ignored() {
+        for job in PARTS.into_iter().flatten() {
+            let (file, function) = match job.strip_prefix("lab: ").and_then(|name| name.split_once("::")) {
+                Some((file, name)) => {
+                    (format!("tests/lab/tests/lab/{file}.rs"), format!("#[test]\nfn {name}()"))
+                }
+                None => (format!("{}.rs", job.replace(':', "/tests/")), "#[test]\nfn ".to_owned()),
+            };
+            let text = std::fs::read_to_string(workspace().join(&file)).unwrap();
+            assert!(text.contains(&function), "{job}: {file}");
         }
     }
 }
