@@ -16,6 +16,18 @@ pub struct Goal {
     pub met: bool,
 }
 
+impl Goal {
+    /// One about all of so many rows: the name of each that counts, its figure, and whether that is good enough.
+    pub fn of_rows(goal: String, rows: usize, found: &[(String, f64, bool)]) -> Self {
+        let shown: Vec<String> =
+            found.iter().map(|(name, figure, _)| format!("{name} {:.2} %", figure * 100.0)).collect();
+        let (left, shown) = (rows - found.len(), shown.join(", "));
+        let met = !found.is_empty() && left == 0 && found.iter().all(|(_, _, met)| *met);
+        let without = format!("; {left} rows do not count or have nothing to be compared with");
+        Self { goal, met, found: if left == 0 { shown } else { shown + &without } }
+    }
+}
+
 /// A figure that is to keep a limit.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Limit {

@@ -295,21 +295,10 @@ fn goal(text: String, rows: &[&Row], of: impl Fn(&Row) -> Option<(f64, bool)>) -
         STREAM => row.cause.name().to_owned(),
         other => format!("{} ({other})", row.cause.name()),
     };
-    let of = |row: &&&Row| of(row).map(|(figure, met)| (name(row), figure, met));
+    let counts = rows.iter().filter(|row| row.does_not_count.is_none());
     let found: Vec<_> =
-        rows.iter().filter(|row| row.does_not_count.is_none()).filter_map(|row| of(&row)).collect();
-    let shown: Vec<String> =
-        found.iter().map(|(cause, figure, _)| format!("{cause} {:.2} %", figure * 100.0)).collect();
-    Goal {
-        goal: text,
-        met: !found.is_empty() && found.len() == rows.len() && found.iter().all(|(_, _, met)| *met),
-        found: match rows.len() - found.len() {
-            0 => shown.join(", "),
-            left => {
-                format!("{}; {left} rows do not count or have nothing to be compared with", shown.join(", "))
-            }
-        },
-    }
+        counts.filter_map(|row| of(row).map(|(figure, met)| (name(row), figure, met))).collect();
+    Goal::of_rows(text, rows.len(), &found)
 }
 
 fn judge(rows: &[Row], full: bool) -> Vec<Goal> {

@@ -277,21 +277,9 @@ fn does_not_count(rows: &[Row], cell: &Cell, row: &Row) -> Option<String> {
 
 /// A goal about each workload that `of` gives a figure of.
 fn goal(text: String, rows: &[&Row], of: impl Fn(&Row) -> Option<(f64, bool)>) -> Goal {
-    let of = |row: &&Row| of(row).map(|(figure, met)| (row.workload.name(), figure, met));
+    let of = |row: &&Row| of(row).map(|(figure, met)| (row.workload.name().to_owned(), figure, met));
     let found: Vec<_> = rows.iter().filter(|row| row.does_not_count.is_none()).filter_map(of).collect();
-    let shown: Vec<String> =
-        found.iter().map(|(name, figure, _)| format!("{name} {:.2} %", figure * 100.0)).collect();
-    let left = rows.len() - found.len();
-    Goal {
-        goal: text,
-        met: !found.is_empty() && left == 0 && found.iter().all(|(_, _, met)| *met),
-        found: match left {
-            0 => shown.join(", "),
-            left => {
-                format!("{}; {left} rows do not count or have nothing to be compared with", shown.join(", "))
-            }
-        },
-    }
+    Goal::of_rows(text, rows.len(), &found)
 }
 
 fn judge(rows: &[Row], full: bool) -> Vec<Goal> {

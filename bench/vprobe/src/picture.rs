@@ -5,11 +5,11 @@ use anyhow::{Context, Result};
 use plotters::{
     coord::Shift,
     prelude::{
-        ChartBuilder, Color, DrawingArea, IntoDrawingArea, PathElement, RGBColor, Rectangle, SVGBackend,
-        Text, WHITE,
+        ChartBuilder, Color, DrawingArea, IntoDrawingArea, PathElement, Rectangle, SVGBackend, Text, WHITE,
     },
 };
 use std::path::Path;
+use vnuma_bench_common::bars::{BLUE, GREY, VERMILION};
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
@@ -18,10 +18,6 @@ const WIDTH: u32 = 1200;
 const HEIGHT: u32 = 380;
 const FONT: (&str, u32) = ("sans-serif", 13);
 const TITLE: (&str, u32) = ("sans-serif", 17);
-/// Blue, vermilion and grey: readers with any kind of colour vision tell them apart (Okabe and Ito).
-const VPROBE: RGBColor = RGBColor(0x00, 0x72, 0xb2);
-const ORACLE: RGBColor = RGBColor(0xd5, 0x5e, 0x00);
-const OTHERS: RGBColor = RGBColor(0x99, 0x99, 0x99);
 
 /// Writes an SVG: for each workload the costs by those of `linux`, and the remote shares, under the first profile.
 pub fn draw(rows: &[Row], path: &Path) -> Result<()> {
@@ -81,9 +77,9 @@ fn bars(area: &Area<'_>, title: &str, rows: &[&Row], of: impl Fn(&Row) -> f64, u
         let Some(at) = POLICIES.iter().position(|policy| *policy == row.policy) else { continue };
         let (at, value) = (at as f64, of(row));
         let colour = match row.policy.as_str() {
-            "vprobe" => VPROBE,
-            "oracle" => ORACLE,
-            _ => OTHERS,
+            "vprobe" => BLUE,
+            "oracle" => VERMILION,
+            _ => GREY,
         };
         let corners = [(at - 0.35, 0.0), (at + 0.35, value)];
         match row.does_not_count {
