@@ -28,6 +28,7 @@ use clap::{
     Args, CommandFactory, Parser, Subcommand,
     builder::{OsStringValueParser, TypedValueParser},
 };
+use clap_complete::Shell;
 use failure::Failure;
 use serde::Serialize;
 use std::{
@@ -200,27 +201,12 @@ enum Command {
     Setup(setup::Arguments),
     /// Print a shell's completion of vnumactl
     Completion {
-        /// The shell: bash, zsh or fish
-        #[arg(value_enum)]
+        /// The shell
         shell: Shell,
     },
 }
 
-/// Shells that completion is for.
-#[derive(Clone, Copy, clap::ValueEnum)]
-enum Shell {
-    Bash,
-    Zsh,
-    Fish,
-}
-
 fn completion(shell: Shell) -> Vec<u8> {
-    use clap_complete::Shell as Known;
-    let shell = match shell {
-        Shell::Bash => Known::Bash,
-        Shell::Zsh => Known::Zsh,
-        Shell::Fish => Known::Fish,
-    };
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Arguments::command(), "vnumactl", &mut script);
     script
