@@ -11,7 +11,7 @@ use std::{
     fmt, io,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Arc, Mutex, OnceLock, PoisonError, Weak,
+        Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicU64, Ordering},
         mpsc,
     },
@@ -71,7 +71,7 @@ pub enum Change {
 
 #[derive(Debug)]
 struct Member {
-    heartbeat: Weak<Heartbeat>,
+    heartbeat: Arc<Heartbeat>,
     silent: bool,
     panicked: bool,
 }
@@ -109,7 +109,7 @@ impl Workers {
         work: impl FnOnce(Jobs<J>) + Send + 'static,
     ) -> io::Result<Worker<J>> {
         let heartbeat = Arc::new(Heartbeat::new(name));
-        let member = Member { heartbeat: Arc::downgrade(&heartbeat), silent: false, panicked: false };
+        let member = Member { heartbeat: Arc::clone(&heartbeat), silent: false, panicked: false };
         let (jobs, received) = mpsc::channel();
         let kept = Arc::clone(&heartbeat);
         let thread = spawn_worker(name, move || {
@@ -130,9 +130,9 @@ impl Workers {
         self.lock(|members| {
             let mut changes = Vec::new();
             members.retain_mut(|member| {
-                let Some(heartbeat) = member.heartbeat.upgrade() else { return false };
-                changes.extend(member.look(&heartbeat, now, patience));
-                true
+                let has_ended = Arc::get_mut(&mut member.heartbeat).is_some();
+                changes.extend(member.look(now, patience));
+                !has_ended
             });
             changes
         })
@@ -144,13 +144,13 @@ impl Workers {
 }
 
 impl Member {
-    fn look(&mut self, heartbeat: &Heartbeat, now: Instant, patience: Duration) -> Option<Change> {
-        let name = || heartbeat.name.clone();
-        if let Some(why) = heartbeat.panic.get() {
+    fn look(&mut self, now: Instant, patience: Duration) -> Option<Change> {
+        let name = || self.heartbeat.name.clone();
+        if let Some(why) = self.heartbeat.panic.get() {
             let known = std::mem::replace(&mut self.panicked, true);
             return (!known).then(|| Change::Panicked(name(), why.clone()));
         }
-        let silence = heartbeat.silent_since().map(|since| now.saturating_duration_since(since));
+        let silence = self.heartbeat.silent_since().map(|since| now.saturating_duration_since(since));
         let silence = silence.filter(|silence| *silence >= patience);
         let before = std::mem::replace(&mut self.silent, silence.is_some());
         match silence {
@@ -173,7 +173,7 @@ pub struct Worker<J> {
     jobs: Option<mpsc::Sender<J>>,
     wake: Option<Arc<EventFd>>,
     thread: Option<JoinHandle<()>>,
-    /// It is looked at for as long as there is this handle, also if the thread has ended.
+    /// It is looked at until the thread has ended and there is no such handle.
     heartbeat: Arc<Heartbeat>,
 }
 
@@ -401,10 +401,12 @@ mod tests {
         drop(worker);
         assert!(matches!(&wait_for_change(&workers, PATIENCE)[..], [Change::Silent(..)]));
         drop(go_on);
-        while !workers.lock(|members| members.iter().all(|member| member.heartbeat.upgrade().is_none())) {
-            std::thread::sleep(Duration::from_millis(2));
+        assert_eq!(wait_for_change(&workers, PATIENCE), [Change::Beats("test".to_owned())]);
+        while workers.lock(|members| !members.is_empty()) {
+            assert_eq!(workers.look(Instant::now() + PATIENCE, PATIENCE), []);
         }
-        assert_eq!(workers.look(Instant::now() + PATIENCE, PATIENCE), []);
-        assert_eq!(workers.lock(|members| members.len()), 0);
+        drop(workers.start("test", |_: Jobs<()>| panic!("unseen")).unwrap().detached());
+        let panicked = Change::Panicked("test".to_owned(), "unseen".to_owned());
+        assert_eq!(wait_for_change(&workers, Duration::ZERO), [panicked], "without a handle as well");
     }
 }
