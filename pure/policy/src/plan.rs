@@ -34,8 +34,16 @@ pub enum Reason {
     Ended,
     /// The controller of sizes, or an operator, has set the size.
     Sized,
-    /// A period has ended.
+    /// A period has ended, or it is done every so often.
     Period,
+    /// Its memory was moved.
+    Moved,
+    /// What a move costs depends on it.
+    Weighed,
+    /// Its guest has kept the device.
+    Kept,
+    /// Its vCPUs stay where no guest node is at home.
+    Away,
     /// scx_vnuma was loaded.
     Loaded,
 }
@@ -87,16 +95,16 @@ pub enum Action {
     /// Plug a vCPU anew on another guest node.
     Replug(Replug, Reason),
     /// Ask the guest again to let go of its channel's device, or give that up.
-    Unplug(UnplugStep),
+    Unplug(UnplugStep, Reason),
     /// Confine a vCPU to CPUs that a policy has chosen, or give it its operator's mask again. It has its reason with it.
     Confine(Confine),
     /// Keep the threads of a VM that run no vCPU on the nodes that a policy has confined its vCPUs to, or give them their
     /// operators' masks again. The reason is where the vCPUs are.
     Follow,
     /// See where the memory of a VM is.
-    ObserveMemory,
+    ObserveMemory(Reason),
     /// Watch how hot the memory of a VM is.
-    WatchHotness,
+    WatchHotness(Reason),
     /// Move memory of a VM to another node. It has its reason with it.
     MoveMemory(MoveMemory),
     /// End the move of a VM's memory that is under way.
@@ -122,7 +130,7 @@ pub enum Action {
     /// Give a guest node another home. It has its reason with it.
     RehomeNode(RehomeWish),
     /// Take a re-home on: this is what becomes of it.
-    Rehome(Rehome),
+    Rehome(Rehome, Reason),
     /// Give a guest node another size, or take that on. It says for whom.
     SizeNode(Resize),
 }

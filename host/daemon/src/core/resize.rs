@@ -35,7 +35,7 @@ impl Core {
             && vm.is_looked_at(&policies)
             && !vm.homing.observation.is_under_way()
         {
-            vm.homing.observation.wanted.get_or_insert(now_ns.max(vm.homing.rests_until_ns));
+            vm.homing.observation.wanted.get_or_insert((now_ns.max(vm.homing.rests_until_ns), Reason::Sized));
         }
     }
 

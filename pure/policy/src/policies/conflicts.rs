@@ -59,13 +59,13 @@ pub(super) fn settle_conflicts(now: Now<'_>, mut proposed: Vec<Step>) -> Plan {
 /// The first one of two that want the same comes first.
 fn place(action: &Action) -> u8 {
     match action {
-        Action::SizeNode(_) | Action::Resize(..) | Action::Rehome(_) => 0,
+        Action::SizeNode(_) | Action::Resize(..) | Action::Rehome(..) => 0,
         Action::RehomeNode(_) => 1,
         Action::Move(..) => 2,
         Action::Confine(_) => 3,
         Action::Follow => 4,
-        Action::ObserveMemory => 5,
-        Action::WatchHotness => 6,
+        Action::ObserveMemory(_) => 5,
+        Action::WatchHotness(_) => 6,
         Action::MoveMemory(order) => match order.why {
             MemoryReason::Rehome(_) => 7,
             MemoryReason::Home(_) => 8,
@@ -73,7 +73,7 @@ fn place(action: &Action) -> u8 {
         },
         Action::Migrate(..) | Action::Attach(_) | Action::Mark(..) | Action::Detach(_) => 10,
         Action::Replug(..) => 11,
-        Action::Unplug(_) => 12,
+        Action::Unplug(..) => 12,
         Action::Publish(..) => 13,
         // No policy proposes these.
         _ => 14,
@@ -100,7 +100,7 @@ fn verdict(vm: &Vm, step: &Step, taken: &mut Taken, now_ns: u64) -> Verdict {
             let ready = !scheduling.memory.task.is_under_way() && scheduling.clean_ns.is_some();
             begins_if(ready, Verdict::Waits)
         }
-        Action::ObserveMemory => {
+        Action::ObserveMemory(_) => {
             begins_if(!vm.homing.observation.is_under_way() && step.not_before_ns <= now_ns, Verdict::Waits)
         }
         Action::SizeNode(_) => {
@@ -112,7 +112,7 @@ fn verdict(vm: &Vm, step: &Step, taken: &mut Taken, now_ns: u64) -> Verdict {
             taken.channel = step.not_before_ns <= now_ns;
             begins_if(taken.channel, Verdict::Waits)
         }
-        Action::Replug(..) | Action::Unplug(_) if taken.channel => Verdict::Dropped,
+        Action::Replug(..) | Action::Unplug(..) if taken.channel => Verdict::Dropped,
         _ => begins_if(step.not_before_ns <= now_ns, Verdict::Waits),
     }
 }
@@ -121,7 +121,7 @@ fn verdict(vm: &Vm, step: &Step, taken: &mut Taken, now_ns: u64) -> Verdict {
 mod tests {
     use super::*;
     use crate::{
-        Reason, World,
+        Memories, Policies, Reason, World, decide,
         memory_move::{HomeCause, HomeWhy, MemoryPolicy, MoveMemory},
         scheduling::{Cause, Figures, Policy, Why},
         sizing::{Resize, SizedBy},
@@ -260,12 +260,28 @@ mod tests {
 
     #[test]
     fn a_step_with_a_time_waits_for_it() {
-        let step = |not_before_ns| Step { vm: ID, action: Action::ObserveMemory, not_before_ns };
+        let step =
+            |not_before_ns| Step { vm: ID, action: Action::ObserveMemory(Reason::Moved), not_before_ns };
         let world = world(|_| {});
         let plan = settle_conflicts(Now::new(&world, NOW_NS), vec![step(NOW_NS + 1)]);
         assert_eq!((plan.steps, plan.waits), (vec![], vec![step(NOW_NS + 1)]));
         let plan = settle_conflicts(Now::new(&world, NOW_NS), vec![step(NOW_NS)]);
         assert_eq!((plan.steps.len(), plan.waits.len(), plan.considered), (1, 0, vec![ID]));
+    }
+
+    #[test]
+    fn a_look_at_memory_says_whether_somebody_asked_for_it() {
+        let mut world = world(|_| {});
+        let looks = |world: &World, now_ns| {
+            let plan = decide(world, &Policies::default(), &mut Memories::default(), now_ns);
+            plan.steps.into_iter().map(|step| step.action).collect::<Vec<_>>()
+        };
+        world.observe_now(ID, NOW_NS);
+        assert_eq!(looks(&world, NOW_NS), [Action::ObserveMemory(Reason::Requested)]);
+        let (task, _) = world.observation_begun(ID).expect("a VM");
+        world.set_memory_policy(ID, MemoryPolicy::Periodic, 0);
+        world.note_observation(task, &Policies::default(), Err("it cannot be seen".to_owned()), NOW_NS);
+        assert_eq!(looks(&world, u64::MAX), [Action::ObserveMemory(Reason::Period)]);
     }
 
     proptest! {
@@ -282,7 +298,7 @@ mod tests {
                 confine(0),
                 confine(1),
                 Action::Follow,
-                Action::ObserveMemory,
+                Action::ObserveMemory(Reason::Period),
                 memory(home()),
                 memory(MemoryReason::Rehome(0)),
                 resize,

@@ -9,7 +9,7 @@
 
 use super::{LastPeriod, Now, PerVm, Propose};
 use crate::{
-    Action, Policies, Step,
+    Action, Policies, Reason, Step,
     hotness::Hotness,
     memory_move::{MemoryPolicy, MemoryReason},
     repatriation::{HomeArea, HomeInput, Repatriator, Stray},
@@ -86,7 +86,7 @@ impl Propose for Homing<'_> {
             memory.repatriator.forget(id);
         }
         for (id, _, vm) in now.vms() {
-            let mut look_ns = vm.homing.observation.wanted.filter(|due_ns| *due_ns <= now.now_ns);
+            let mut look = vm.homing.observation.wanted.filter(|(due_ns, _)| *due_ns <= now.now_ns);
             if vm.homing.look > 0 {
                 let (looked, news) = memory.take_in(id, vm);
                 if news {
@@ -95,15 +95,15 @@ impl Propose for Homing<'_> {
                 let rested = |at_ns: u64| at_ns.max(vm.homing.rests_until_ns);
                 let ended = memory.move_ended(id, vm) && vm.homing.policy != MemoryPolicy::None;
                 // Where it is now is looked at as soon as that may cost something again, and soon while more is to come.
-                let again = ended.then(|| rested(now.now_ns)).or_else(|| {
+                let again = ended.then(|| (rested(now.now_ns), Reason::Moved)).or_else(|| {
                     let in_round = looked && memory.repatriator.in_round(id);
                     let wait_ns = settings.observe_ns.min(ROUND_NS);
-                    in_round.then(|| rested(now.now_ns.saturating_add(wait_ns)))
+                    in_round.then(|| (rested(now.now_ns.saturating_add(wait_ns)), Reason::Period))
                 });
-                look_ns = look_ns.or(again);
+                look = look.or(again);
             }
-            steps.extend(look_ns.map(|not_before_ns| {
-                let action = Action::ObserveMemory;
+            steps.extend(look.map(|(not_before_ns, why)| {
+                let action = Action::ObserveMemory(why);
                 Step { vm: id, action, not_before_ns }
             }));
         }
@@ -138,7 +138,7 @@ impl Homing<'_> {
         let (order, next) = repatriator.weigh(settings, &input);
         let watch = settings.hotness && !vm.homing.hotness.holds(now_ns);
         if watch && input.policy == MemoryPolicy::Adaptive && order.is_some() {
-            return Some(Step::now(id, Action::WatchHotness));
+            return Some(Step::now(id, Action::WatchHotness(Reason::Weighed)));
         }
         repatriator.remember(id, next);
         Some(Step::now(id, Action::MoveMemory(order?)))

@@ -29,7 +29,7 @@ impl Propose for Plugging {
                 memory.0.forget(id);
             }
             let again = vm.unplug_step(managed.responsive().is_some(), now.now_ns);
-            steps.extend(again.map(|step| Step::now(id, Action::Unplug(step))));
+            steps.extend(again.map(|step| Step::now(id, Action::Unplug(step, Reason::Kept))));
             let Some(connection) = managed.responsive() else { continue };
             if vm.is_to_be_attached() {
                 let tried = memory.0.of(id, vm.found_ns);

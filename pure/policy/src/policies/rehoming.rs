@@ -89,7 +89,8 @@ impl Rehoming<'_> {
                     .extend(moves_of(&next).filter(free).map(|wanted| Action::Move(wanted, Reason::Rehomed)));
             }
         }
-        actions.push(Action::Rehome(next));
+        let reason = if next.why.is_some() { Reason::Away } else { Reason::Requested };
+        actions.push(Action::Rehome(next, reason));
         steps.extend(actions.into_iter().map(|action| Step::now(id, action)));
     }
 

@@ -2,7 +2,7 @@
 
 use super::{DescriptionSource, NodeSizing, Task, TaskId, Vm, VmId, World};
 use crate::{
-    Policies, backings,
+    Policies, Reason, backings,
     hotness::{HOLDS_NS, Hotness},
     memory_move::{BASE_KIB, MemoryPolicy},
     rehome::Rehome,
@@ -27,8 +27,8 @@ pub struct Homing {
     pub observed: Option<Arc<MemoryObservation>>,
     /// Why the last one failed.
     pub problem: Option<String>,
-    /// The observation that is under way, and when the next one is due.
-    pub observation: Task<u64, ()>,
+    /// The observation that is under way, and when the next one is due, and why.
+    pub observation: Task<(u64, Reason), ()>,
     /// Before this time another observation would exceed its share of CPU time.
     pub rests_until_ns: u64,
     /// What is known of the heat of its memory.
@@ -185,7 +185,8 @@ impl World {
             let due_ns = now_ns.max(vm.homing.rests_until_ns);
             // One without a policy may be looked at because of its size.
             if policy != MemoryPolicy::None || vm.homing.sizes.is_empty() {
-                vm.homing.observation.wanted = (policy != MemoryPolicy::None).then_some(due_ns);
+                vm.homing.observation.wanted =
+                    (policy != MemoryPolicy::None).then_some((due_ns, Reason::Requested));
             }
             vm.scheduling.memory.task.wanted.take_if(|order| order.is_home());
             vm.homing.since_ns = now_ns;
@@ -203,7 +204,7 @@ impl World {
         if now_ns < vm.homing.rests_until_ns {
             return false;
         }
-        vm.homing.observation.wanted = Some(now_ns);
+        vm.homing.observation.wanted = Some((now_ns, Reason::Requested));
         true
     }
 
@@ -243,7 +244,7 @@ impl World {
         }
         let due_ns = now_ns.saturating_add(settings.observe_ns).max(homing.rests_until_ns);
         let wanted = vm.homing.policy != MemoryPolicy::None || vm.is_looked_at(policies);
-        vm.homing.observation.wanted = wanted.then_some(due_ns);
+        vm.homing.observation.wanted = wanted.then_some((due_ns, Reason::Period));
     }
 
     /// VMs whose memory policies may move. They share the host's rate.

@@ -428,8 +428,8 @@ impl ManagedVm {
         let free = |vm: &&Vm| vm.channel == ChannelState::Detached && self.responsive().is_some();
         let waits = vm.filter(free).and_then(|vm| vm.waits_until_ns);
         let look = vm.and_then(|vm| vm.look_ns);
-        let observation =
-            vm.and_then(|vm| vm.homing.observation.wanted.filter(|_| !vm.homing.observation.is_under_way()));
+        let looks = vm.map(|vm| &vm.homing.observation).filter(|task| !task.is_under_way());
+        let observation = looks.and_then(|task| task.wanted).map(|(due_ns, _)| due_ns);
         let answers = self.responsive().is_some();
         let migration = vm.and_then(|vm| vm.migration.as_ref()?.deadline_ns(answers));
         let unplug = vm.and_then(|vm| vm.waiting_unplug()?.deadline_ns(answers));
@@ -577,9 +577,10 @@ impl World {
                     }
                 }
                 Action::MoveMemory(order) => vm.scheduling.memory.task.wanted = Some(order.clone()),
-                Action::ObserveMemory => {
-                    let due_ns = vm.homing.observation.wanted.get_or_insert(step.not_before_ns);
-                    *due_ns = step.not_before_ns.min(*due_ns);
+                Action::ObserveMemory(why) => {
+                    let next = (step.not_before_ns, *why);
+                    let known = vm.homing.observation.wanted;
+                    vm.homing.observation.wanted = known.filter(|known| known.0 <= next.0).or(Some(next));
                 }
                 Action::Attach(_) | Action::Replug(..) => {
                     let until_ns = vm.waits_until_ns.get_or_insert(step.not_before_ns);

@@ -2,6 +2,7 @@
 
 use super::{DescriptionSource, Vm, VmId, World};
 use crate::{
+    Reason,
     memory_move::NodeMemory,
     sizing::{Request, Resize, ResizePhase, SizeBounds, SizeSettings, SizedBy, most, sums},
 };
@@ -249,7 +250,7 @@ impl World {
             (sizing.resize, sizing.ended_ns) = (resize, None);
         }
         if matches!(mode, SizeMode::Auto(_)) {
-            vm.homing.observation.wanted.get_or_insert(now_ns.max(vm.homing.rests_until_ns));
+            vm.homing.observation.wanted.get_or_insert((now_ns.max(vm.homing.rests_until_ns), Reason::Sized));
         }
     }
 
