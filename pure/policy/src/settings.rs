@@ -26,10 +26,3 @@ pub struct Policies {
     /// When guest nodes get another home by themselves.
     pub rehome: RehomeSettings,
 }
-
-impl Policies {
-    /// The policy `vprobe` moves memory to vCPUs.
-    pub fn memory_goes_to_vcpus(&self) -> bool {
-        self.settings.memory_bytes_per_s > 0
-    }
-}

@@ -90,7 +90,6 @@ impl Core {
     pub(super) fn memory_of(&self, id: VmId) -> Result<api::VmMemory, Refusal> {
         let vm = self.vm(id).ok_or_else(|| Refusal::Ended { vm: "the VM".to_owned() })?;
         let rests_ns = self.memories.memory_rests_until_ns(id, self.now_ns);
-        let to_vcpus = self.policies.memory_goes_to_vcpus();
-        Ok(render::vm_memory(vm, &self.policies, to_vcpus, rests_ns, self.now_ns))
+        Ok(render::vm_memory(vm, &self.policies, rests_ns, self.now_ns))
     }
 }

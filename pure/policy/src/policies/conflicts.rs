@@ -3,7 +3,7 @@
 //! | about | order |
 //! |---|---|
 //! | a vCPU | a step that is under way, a move that was asked for, a policy's CPUs |
-//! | the pages of a VM | a move that is under way, a re-home, the way home (not proposed where `vprobe` moves them), the way to its vCPUs |
+//! | the pages of a VM | a move that is under way, then whose they are by [`Pages`] |
 //! | the size and the home of a guest node | its size: a look at memory that leads to another size leads to no other home |
 //! | the channel of a VM | attaching or detaching it, a replug, asking for its device again |
 //! | other threads of a VM | follow when none of its vCPUs is on its way |
@@ -13,10 +13,31 @@
 
 use super::Now;
 use crate::{
-    Action, Plan, Step,
+    Action, Plan, Policies, Step,
     memory_move::MemoryReason,
     world::{Vm, VmId},
 };
+
+/// Whose the pages of a VM are, the first one first. The others propose no move of them: what they remember would count it as made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pages {
+    /// A re-home's, while it is under way.
+    Rehome,
+    /// `vprobe`'s, where that takes memory to vCPUs.
+    ToVcpus,
+    /// That of what brings them home.
+    Home,
+}
+
+impl Pages {
+    pub(super) fn of(vm: &Vm, policies: &Policies) -> Self {
+        match (vm.is_rehomed(), vm.memory_goes_to_vcpus(policies)) {
+            (true, _) => Self::Rehome,
+            (false, true) => Self::ToVcpus,
+            (false, false) => Self::Home,
+        }
+    }
+}
 
 /// What becomes of a step.
 enum Verdict {
@@ -68,8 +89,8 @@ fn place(action: &Action) -> u8 {
         Action::WatchHotness(_) => 6,
         Action::MoveMemory(order) => match order.why {
             MemoryReason::Rehome(_) => 7,
-            MemoryReason::Home(_) => 8,
-            MemoryReason::Nearer(_) => 9,
+            MemoryReason::Nearer(_) => 8,
+            MemoryReason::Home(_) => 9,
         },
         Action::Migrate(..) | Action::Attach(_) | Action::Mark(..) | Action::Detach(_) => 10,
         Action::Replug(..) => 11,
@@ -123,6 +144,7 @@ mod tests {
     use crate::{
         Memories, Policies, Reason, World, decide,
         memory_move::{HomeCause, HomeWhy, MemoryPolicy, MoveMemory},
+        rehome::Rehome,
         scheduling::{Cause, Figures, Policy, Why},
         sizing::{Resize, SizedBy},
         world::{
@@ -234,6 +256,24 @@ mod tests {
         assert_eq!((begins, waits), (vec![rehome()], vec![]));
         let (begins, waits) = settled(&world(|vm| vm.scheduling.clean_ns = None), vec![rehome()]);
         assert_eq!((begins, waits), (vec![], vec![rehome()]));
+    }
+
+    #[test]
+    fn pages_are_of_a_re_home_then_of_vprobe_then_of_what_brings_them_home() {
+        let mut policies = Policies::default();
+        let of = |policies: &Policies, policy, rehomed: bool| {
+            let world = world(|vm| {
+                vm.scheduling.policy = policy;
+                vm.homing.rehome = rehomed.then(|| Rehome::new(0, 1, Vec::new()));
+            });
+            let vm = world.get(ID).and_then(|managed| managed.vm.as_ref()).expect("a VM");
+            Pages::of(vm, policies)
+        };
+        assert_eq!(of(&policies, Policy::Vprobe, false), Pages::Home, "it moves no memory");
+        policies.settings.memory_bytes_per_s = 1;
+        assert_eq!(of(&policies, Policy::Vprobe, false), Pages::ToVcpus);
+        assert_eq!(of(&policies, Policy::Brm, false), Pages::Home);
+        assert_eq!(of(&policies, Policy::Vprobe, true), Pages::Rehome);
     }
 
     #[test]

@@ -7,7 +7,7 @@
 //! A VM without a policy is observed when somebody asks. Before `adaptive` moves something, it is watched how hot that is, unless
 //! that is known of a short while ago: then it is decided again.
 
-use super::{LastPeriod, Now, PerVm, Propose};
+use super::{LastPeriod, Now, PerVm, Propose, conflicts::Pages};
 use crate::{
     Action, Policies, Reason, Step,
     hotness::Hotness,
@@ -115,11 +115,14 @@ impl Homing<'_> {
     /// What was observed becomes a move, if its policy wants one. Before that it is watched how hot it is.
     fn decide(&self, now: &Now<'_>, id: VmId, vm: &Vm, repatriator: &mut Repatriator) -> Option<Step> {
         let (world, now_ns, settings) = (now.world, now.now_ns, &self.policies.memory);
-        // During a re-home, memory is on its way to the new home.
-        let observed = vm.homing.observed.as_deref().filter(|_| !vm.is_rehomed())?;
+        let pages = Pages::of(vm, self.policies);
+        let observed = vm.homing.observed.as_deref().filter(|_| pages != Pages::Rehome)?;
         let memory = &vm.scheduling.memory;
         let hotness = vm.homing.hotness.now(now_ns).filter(|_| settings.hotness);
-        let areas = self.areas(world, vm, id, (observed, hotness));
+        let areas = match pages {
+            Pages::Home => self.areas(world, vm, id, (observed, hotness)),
+            _ => Vec::new(),
+        };
         let input = HomeInput {
             vm: id,
             policy: vm.homing.policy,
@@ -152,10 +155,9 @@ impl Homing<'_> {
         id: VmId,
         (observed, hotness): (&MemoryObservation, Option<&Hotness>),
     ) -> Vec<HomeArea> {
-        let to_vcpus = self.policies.memory_goes_to_vcpus();
         let of = |sample: &AreaSample| {
             let home = *vm.placement.homes().get(&sample.area.guest_node)?;
-            if vm.obstacle(sample, home, observed, to_vcpus).is_some() {
+            if vm.obstacle(sample, home, observed).is_some() {
                 return None;
             }
             let stray = |(node, size): (HostNodeId, crate::residency::Estimate)| Stray {

@@ -1,6 +1,6 @@
 //! Guest nodes that get another home: the steps of that, and those that get it by themselves.
 
-use super::{LastPeriod, Now, PerVm, Propose};
+use super::{LastPeriod, Now, PerVm, Propose, conflicts::Pages};
 use crate::{
     Action, Policies, Reason, Step,
     memory_move::{MemoryReason, MoveMemory, NodeMemory},
@@ -132,12 +132,11 @@ pub(super) fn node_views(
     let view = |guest_node: GuestNodeId| {
         let samples = observed.of(guest_node);
         let home = *vm.placement.homes().get(&guest_node)?;
-        let to_vcpus = policies.memory_goes_to_vcpus();
         let may = |to: &HostNodeId| {
-            let kept = |sample: &&AreaSample| vm.obstacle(sample, *to, observed, to_vcpus).is_some();
+            let kept = |sample: &&AreaSample| vm.obstacle(sample, *to, observed).is_some();
             !samples.iter().any(kept) && too_much_kept(&samples, *to).is_none()
         };
-        let stays = vm.stays(guest_node).filter(may);
+        let stays = vm.stays(guest_node).filter(|to| Pages::of(vm, policies) != Pages::ToVcpus && may(to));
         let movable = |to: HostNodeId| samples.iter().flat_map(move |sample| sample.movable(to));
         let away = stays.into_iter().flat_map(movable);
         Some(NodeView {

@@ -2,11 +2,12 @@
 //!
 //! Nothing is decided here: this explains what the policy for homes, the operator and the kernel have decided.
 
-use super::{Memories, rehoming::node_views};
+use super::{Memories, conflicts::Pages, rehoming::node_views};
 use crate::{
     Policies,
     rehome_policy::{NodeView, Patience},
     residency::{AreaSample, Keeps, MemoryObservation},
+    scheduling::Policy,
     world::{Obstacle, Vm, VmId, World, too_much_kept},
 };
 use std::collections::{BTreeMap, BTreeSet};
@@ -121,7 +122,7 @@ impl StaysWhy {
             Self::Bound { .. } => Obstacle::Bound.name(),
             Self::Cpuset(_) => Obstacle::Cpuset.name(),
             Self::NoMemory(_) => Obstacle::NoMemory.name(),
-            Self::Scheduled => Obstacle::Scheduled.name(),
+            Self::Scheduled => Policy::Vprobe.into(),
             Self::Kept(keeps) => keeps.name(),
             Self::NoRoom { .. } => "no-room",
             Self::Waits(Patience::Rests { .. }) => "rests",
@@ -221,8 +222,7 @@ impl Memories {
         if samples.is_empty() {
             return Some(StaysWhy::NotSeen);
         }
-        let to_vcpus = policies.memory_goes_to_vcpus();
-        if let Some(why) = vm.what_keeps(&samples, to, observed, to_vcpus) {
+        if let Some(why) = vm.what_keeps(&samples, to, observed, policies) {
             return Some(why);
         }
         let views = node_views((world, &self.scheduling.last), id, vm, observed, policies);
@@ -259,10 +259,10 @@ impl Vm {
         samples: &[&AreaSample],
         to: HostNodeId,
         observed: &MemoryObservation,
-        moves_to_vcpus: bool,
+        policies: &Policies,
     ) -> Option<StaysWhy> {
         for sample in samples {
-            let Some(obstacle) = self.obstacle(sample, to, observed, moves_to_vcpus) else { continue };
+            let Some(obstacle) = self.obstacle(sample, to, observed) else { continue };
             let memory = self.backing_of(&sample.area);
             return Some(match obstacle {
                 Obstacle::Devices => StaysWhy::Devices,
@@ -273,9 +273,9 @@ impl Vm {
                 },
                 Obstacle::Cpuset => StaysWhy::Cpuset(to),
                 Obstacle::NoMemory => StaysWhy::NoMemory(to),
-                Obstacle::Scheduled => StaysWhy::Scheduled,
             });
         }
-        too_much_kept(samples, to).map(StaysWhy::Kept)
+        let scheduled = Pages::of(self, policies) == Pages::ToVcpus;
+        scheduled.then_some(StaysWhy::Scheduled).or_else(|| too_much_kept(samples, to).map(StaysWhy::Kept))
     }
 }

@@ -1,6 +1,6 @@
 //! Memory that goes to its VM's vCPUs, where `vprobe` cannot bring these to it.
 
-use super::{LastPeriod, Now, PerVm, Propose};
+use super::{LastPeriod, Now, PerVm, Propose, conflicts::Pages};
 use crate::{
     Action, Policies, Step,
     memory_move::{MemoryReason, NodeMemory},
@@ -60,7 +60,7 @@ impl Propose for MemoryForVcpus<'_> {
             return Vec::new();
         }
         let machine = periods.machine();
-        let (nodes, vms) = memory_of_vms(now.world, machine, reading, period);
+        let (nodes, vms) = memory_of_vms((now.world, self.policies), machine, reading, period);
         let input = period.input(machine, reading);
         let all = MemoryInput {
             input: &input,
@@ -82,7 +82,7 @@ impl Propose for MemoryForVcpus<'_> {
 
 /// The memory of nodes, and of the VMs whose memory may be moved. First their vCPUs go where they should be.
 fn memory_of_vms(
-    world: &World,
+    (world, policies): (&World, &Policies),
     machine: &Machine,
     reading: &HostReading,
     period: &LastPeriod,
@@ -113,7 +113,7 @@ fn memory_of_vms(
                 && fresh
                 && moves.task.wanted.is_none()
                 && !moves.task.is_under_way()
-                && !known.is_rehomed(),
+                && Pages::of(known, policies) == Pages::ToVcpus,
         })
     };
     (nodes, reading.vms.iter().filter_map(memory).collect())

@@ -87,8 +87,6 @@ pub enum Obstacle {
     Cpuset,
     /// The home is offline, or has no memory.
     NoMemory,
-    /// `vprobe` moves memory of this VM to its vCPUs.
-    Scheduled,
 }
 
 impl Obstacle {
@@ -100,7 +98,6 @@ impl Obstacle {
             Self::Bound => "bound",
             Self::Cpuset => "cpuset",
             Self::NoMemory => "no-memory",
-            Self::Scheduled => "vprobe",
         }
     }
 }
@@ -140,13 +137,17 @@ impl Vm {
         self.is_sized(&policies.sizes) || (policies.rehome.auto && !self.memory_areas().is_empty())
     }
 
+    /// `vprobe` moves its memory to its vCPUs.
+    pub fn memory_goes_to_vcpus(&self, policies: &Policies) -> bool {
+        policies.settings.memory_bytes_per_s > 0 && self.effective_policy() == Policy::Vprobe
+    }
+
     /// What keeps all memory of a guest node from its home.
     pub fn obstacle(
         &self,
         sample: &AreaSample,
         home: HostNodeId,
         observed: &MemoryObservation,
-        moves_to_vcpus: bool,
     ) -> Option<Obstacle> {
         let backing = self.backing_of(&sample.area);
         let excludes = |memory: &MemoryBacking| match memory.policy {
@@ -168,8 +169,6 @@ impl Vm {
             Some(Obstacle::Cpuset)
         } else if page_kib > BASE_KIB && observed.room(home, page_kib).free_kib < page_kib {
             Some(Obstacle::Pool)
-        } else if moves_to_vcpus && self.effective_policy() == Policy::Vprobe {
-            Some(Obstacle::Scheduled)
         } else {
             None
         }
@@ -249,10 +248,7 @@ impl World {
 
     /// VMs whose memory policies may move. They share the host's rate.
     pub fn memory_sharers(&self, policies: &Policies) -> usize {
-        let to_vcpus = policies.memory_goes_to_vcpus();
-        let shares = |vm: &Vm| {
-            vm.homing.policy != MemoryPolicy::None || (to_vcpus && vm.effective_policy() == Policy::Vprobe)
-        };
+        let shares = |vm: &Vm| vm.homing.policy != MemoryPolicy::None || vm.memory_goes_to_vcpus(policies);
         self.vms.values().filter_map(|managed| managed.vm.as_ref()).filter(|vm| shares(vm)).count()
     }
 

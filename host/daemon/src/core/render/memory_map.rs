@@ -8,6 +8,7 @@ use vnuma_policy::{
     hotness::{Hotness, Shares},
     memory_move::MemoryPolicy,
     residency::{AreaSample, Estimate, MemoryObservation},
+    scheduling::Policy,
     world::{Obstacle, Vm},
 };
 
@@ -15,7 +16,6 @@ use vnuma_policy::{
 pub(in crate::core) fn vm_memory(
     vm: &Vm,
     policies: &Policies,
-    moves_to_vcpus: bool,
     rests_until_ns: Option<u64>,
     now_ns: u64,
 ) -> api::VmMemory {
@@ -23,7 +23,7 @@ pub(in crate::core) fn vm_memory(
     let age_ms = observed.map(|seen| now_ns.saturating_sub(seen.began_ns) / 1_000_000);
     let nodes = vm.description.guest_nodes.iter().map(|node| api::GuestNodeMemory {
         pluggable: super::sizes::pluggable(vm, &policies.sizes, node.id),
-        ..guest_node(vm, node, observed, moves_to_vcpus)
+        ..guest_node(vm, node, observed, policies)
     });
     api::VmMemory {
         vm: vm.name().to_owned(),
@@ -67,7 +67,7 @@ fn guest_node(
     vm: &Vm,
     node: &GuestNode,
     observed: Option<&MemoryObservation>,
-    moves_to_vcpus: bool,
+    policies: &Policies,
 ) -> api::GuestNodeMemory {
     let home = vm.placement.homes().get(&node.id).copied();
     let bare = api::GuestNodeMemory {
@@ -94,8 +94,9 @@ fn guest_node(
             .zip(vm.homing.hotness.known.as_deref())
             .map(|(home, known)| displaced_hotness(&samples, home, known)),
         unmovable: home.map_or_else(Vec::new, |home| {
+            let scheduled = vm.memory_goes_to_vcpus(policies).then(|| Policy::Vprobe.into());
             let whole =
-                |sample: &AreaSample| vm.obstacle(sample, home, observed, moves_to_vcpus).map(Obstacle::name);
+                |sample: &AreaSample| vm.obstacle(sample, home, observed).map(Obstacle::name).or(scheduled);
             unmovable(&samples, home, whole)
         }),
         ..bare
