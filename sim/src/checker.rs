@@ -517,6 +517,7 @@ impl Checker {
                 }
             }
             Command::Announce(_) | Command::Look(_) | Command::ForgetRecord(_) | Command::Log(..) => {}
+            Command::SettlePins(_) => {}
         }
     }
 

@@ -95,7 +95,7 @@ impl Simulation {
             Command::MoveMemory { task, order, .. } => self.move_memory(task, &order),
             Command::StopMemory(vm) => self.end_memory(vm, None),
             Command::Reply(reply) => reply.give(),
-            Command::Announce(_) | Command::Log(..) => {}
+            Command::SettlePins(_) | Command::Announce(_) | Command::Log(..) => {}
         }
         None
     }

@@ -127,6 +127,8 @@ pub enum Action {
     PlaceAgain(Reason),
     /// Give back the masks that policies have set in this process.
     RestoreMasks(i32, Reason),
+    /// Give back pins of a VM that no policy wants.
+    SettlePins(Reason),
     /// Give a guest node another home. It has its reason with it.
     RehomeNode(RehomeWish),
     /// Take a re-home on: this is what becomes of it.

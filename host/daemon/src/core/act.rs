@@ -42,6 +42,7 @@ impl Core {
             Action::Follow => self.begin_follow(id),
             Action::Rank(ranks, _) => self.rank(id, ranks),
             Action::RestoreMasks(pid, _) => self.restore_masks(id, pid),
+            Action::SettlePins(_) => self.commands.push(Command::SettlePins(id)),
             Action::ObserveMemory(_) => self.begin_observation(id),
             Action::WatchHotness(_) => self.begin_hotness(id),
             Action::MoveMemory(order) => self.begin_memory(id, order),

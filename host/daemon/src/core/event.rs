@@ -381,6 +381,8 @@ pub enum Command {
     StopMemory(VmId),
     /// Give back all masks that policies have set in a process, by the record of them; [`Event::MasksRestored`] answers.
     RestoreMasks(TaskId, i32),
+    /// Give back pins of a VM that no policy wants: of an earlier vnumad, or made after their order was given up.
+    SettlePins(VmId),
     /// The operator has set the mask of this thread of a process: the record of it goes.
     ForgetMask(i32, i32),
     /// Watch whether a VM's process runs, instead of any other process of this VM.

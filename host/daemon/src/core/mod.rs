@@ -130,14 +130,10 @@ impl Core {
     /// carried out.
     pub fn step(&mut self, now_ns: u64, event: Event) -> Vec<Command> {
         self.now_ns = now_ns;
-        let sampled = matches!(event, Event::Sampled(_));
         self.observe(event);
         self.count();
-        let mut plan = decide(&self.world, &self.policies, &mut self.memories, now_ns);
+        let plan = decide(&self.world, &self.policies, &mut self.memories, now_ns);
         self.world.note_waits(&plan);
-        if sampled {
-            plan.steps.extend(self.ranks());
-        }
         // What was wanted is in the plan now.
         self.world.take_wanted();
         let mut steps = plan.steps;

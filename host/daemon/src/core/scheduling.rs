@@ -18,11 +18,11 @@ use super::{
     waiting::{Until, Waiting},
 };
 use vnuma_api as api;
-use vnuma_model::{ApicId, CpuSet, HostNode, HostTopology, Steal, Vcpu};
+use vnuma_model::{ApicId, CpuSet, HostNode, HostTopology};
 use vnuma_policy::{
-    Action, Memories, Ranks, Reason, Step,
+    Action, Reason,
     memory_move::MemoryReason,
-    scheduling::{Policy, Standing},
+    scheduling::Policy,
     world::{HostReading, MaskChange, Mechanism, Mover, TaskId, Vm, VmId, VmScheduling},
 };
 use vnuma_process::ActError;
@@ -135,45 +135,6 @@ impl Core {
             self.commands.push(Command::ForgetMask(pid, tid));
             self.recount(id);
             self.taken_over(id, vcpu, &mask);
-        }
-    }
-
-    /// The steps by which scx_vnuma learns which vCPUs policies schedule. It lets idle CPUs steal these between two periods.
-    pub(super) fn ranks(&mut self) -> Vec<Step> {
-        let (mut ranked, mut released, stealing) = (Vec::new(), Vec::new(), self.stealing());
-        let rank = |id, ranks, why| Step::now(id, Action::Rank(ranks, why));
-        for (id, managed) in self.world.iter() {
-            let Some(state) = self.states.get_mut(&id) else { continue };
-            let vm = managed.vm.as_ref().filter(|vm| vm.scheduling.policy.acts());
-            let now = vm.map(|vm| vm.description.pid);
-            if let Some(pid) = std::mem::replace(&mut state.ranked, now).filter(|pid| now != Some(*pid)) {
-                released.push(rank(id, Ranks { pid, vcpus: Vec::new(), stealing }, Reason::Ended));
-            }
-            if let Some(vm) = vm {
-                let vcpus = free_vcpus(&self.memories, id, vm);
-                ranked.push(rank(id, Ranks { pid: vm.description.pid, vcpus, stealing }, Reason::Period));
-            }
-        }
-        ranked.extend(released);
-        ranked
-    }
-
-    /// scx_vnuma forgets the vCPUs of this process.
-    pub(super) fn unrank(&mut self, id: VmId, pid: i32) {
-        let ranks = Ranks { pid, vcpus: Vec::new(), stealing: self.stealing() };
-        self.world.add_step(id, Action::Rank(ranks, Reason::Ended));
-    }
-
-    /// Which vCPUs of the host idle CPUs take.
-    fn stealing(&self) -> Steal {
-        let vms = self.world.iter().filter_map(|(_, managed)| managed.vm.as_ref());
-        Policy::stealing_of_host(vms.map(|vm| vm.scheduling.policy))
-    }
-
-    /// The policy of a VM does not act any more: scx_vnuma forgets its vCPUs.
-    fn release(&mut self, id: VmId) {
-        if let Some(pid) = self.states.get_mut(&id).and_then(|state| state.ranked.take()) {
-            self.unrank(id, pid);
         }
     }
 
@@ -319,16 +280,18 @@ impl Core {
         }
     }
 
-    /// Tries again to give back the masks of an earlier vnumad.
+    /// The masks of an earlier vnumad that could not be given back are tried again.
     pub(super) fn restore_again(&mut self) {
         let failed = |vm: &Vm| {
             let VmScheduling { clean_ns, restore, .. } = &vm.scheduling;
             clean_ns.is_none() && restore.last.is_some() && !restore.is_under_way()
         };
         let vms = self.world.iter().filter_map(|(id, managed)| Some((id, managed.vm.as_ref()?)));
-        let due: Vec<_> = vms.filter(|(_, vm)| failed(vm)).map(|(id, vm)| (id, vm.description.pid)).collect();
-        for (id, pid) in due {
-            self.world.add_step(id, Action::RestoreMasks(pid, Reason::LeftBehind));
+        let due: Vec<VmId> = vms.filter(|(_, vm)| failed(vm)).map(|(id, _)| id).collect();
+        for id in due {
+            if let Some((_, vm)) = self.world.vm_mut(id) {
+                vm.scheduling.restore.wanted = Some(());
+            }
         }
     }
 
@@ -354,8 +317,6 @@ impl Core {
             if vm.is_some_and(|vm| vm.scheduling.wants_readings()) {
                 self.counting.because.insert(id);
             } else {
-                // No period follows that would tell scx_vnuma.
-                self.release(id);
                 self.counting.because.remove(&id);
             }
         }
@@ -379,14 +340,4 @@ impl Core {
             self.commands.push(Command::Count { vm: id, pid, vcpus });
         }
     }
-}
-
-/// Threads of the vCPUs that its policy may place, and how much each presses on a cache.
-fn free_vcpus(memories: &Memories, id: VmId, vm: &Vm) -> Vec<(i32, u32)> {
-    let of = |vcpu: &Vcpu| {
-        let shown = memories.scheduling.shown(id, vm, vcpu.apic_id)?;
-        let pressure = (shown.analysis.pressure.unwrap_or(0.0) * 1000.0) as u32;
-        (shown.analysis.standing == Standing::Free).then_some((vcpu.tid, pressure))
-    };
-    vm.description.vcpus.iter().filter_map(of).collect()
 }

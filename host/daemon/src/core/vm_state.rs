@@ -12,8 +12,6 @@ pub(super) struct VmState {
     pub watched: Vec<i32>,
     /// The process and threads that the last order to count named, if there was one.
     pub counted: Option<(i32, Vec<(ApicId, i32)>)>,
-    /// Its process, if scx_vnuma was told of its threads.
-    pub ranked: Option<i32>,
     /// Why the last steps of its policy failed, by vCPU.
     pub confine_problems: BTreeMap<ApicId, String>,
     /// The vCPU that was replugged last, its number since then, and the guest node it went to.

@@ -167,6 +167,9 @@ impl Core {
         }
         self.described(id, description);
         self.found_channel(id, channel);
+        if self.world.get(id).is_some_and(|managed| managed.abilities.pins) {
+            self.world.add_step(id, Action::SettlePins(Reason::LeftBehind));
+        }
     }
 
     /// Does another handle have the VM of this process: of another backend, or of another connection to the same one?
@@ -213,7 +216,7 @@ impl Core {
             None => {
                 vm.scheduling.policy = self.policies.schedule;
                 // An earlier vnumad may have confined its vCPUs, and been killed.
-                self.world.add_step(id, Action::RestoreMasks(pid, Reason::LeftBehind));
+                vm.scheduling.restore.wanted = Some(());
             }
         }
         self.recount(id);
@@ -434,9 +437,6 @@ impl Core {
         }
         if let Some((pid, _)) = state.counted {
             self.commands.push(Command::Count { vm: id, pid, vcpus: Vec::new() });
-        }
-        if let Some(pid) = state.ranked {
-            self.unrank(id, pid);
         }
         self.recount(id);
         let name = vm.description.name.clone();

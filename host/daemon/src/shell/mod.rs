@@ -387,7 +387,6 @@ impl Shell {
     fn reported(&mut self, connection: ConnectionId, report: report::Report) {
         use report::Report as R;
         let Some(&(vm, _)) = self.workers.get(&connection) else { return };
-        let is_up = matches!(report, R::Up { .. });
         let report = match report {
             R::Up { description, pidfd, channel } => {
                 self.keep_process(vm, description.pid, pidfd);
@@ -412,9 +411,6 @@ impl Shell {
             R::Plain(report) => report,
         };
         self.step(Event::Hypervisor(connection, report));
-        if is_up && self.keeps_pins(vm) {
-            self.settle_pins(vm);
-        }
         // The core may have dropped this channel meanwhile.
         let served = |vm: &VmId| {
             let known = self.core.world().get(*vm).and_then(|managed| managed.vm.as_ref());
@@ -543,8 +539,7 @@ impl Shell {
             }
             Command::Confine { task, pid, masks } => {
                 let pinner = || self.pinner(task.vm).map_or_else(Weak::new, Arc::downgrade);
-                let pinner = self.keeps_pins(task.vm).then(pinner);
-                let pidfd = self.pidfd(task.vm, pid);
+                let (pinner, pidfd) = (self.keeps_pins(task.vm).then(pinner), self.pidfd(task.vm, pid));
                 self.affinities.order(Order::Confine { task, pid, pidfd, masks, pinner });
             }
             Command::Follow { task, pid, vcpus, cpus } => {
@@ -562,6 +557,7 @@ impl Shell {
             }
             Command::StopMemory(vm) => self.page_mover.order(Memory::Stop(vm)),
             Command::RestoreMasks(task, pid) => self.restore(task, pid),
+            Command::SettlePins(vm) => self.settle_pins(vm),
             // Without scx_vnuma nobody needs it. A look for that is ordered with each resync.
             Command::Rank { .. } if !self.by_scheduler => {}
             Command::Rank { vm, pid, vcpus, stealing } => {

@@ -72,7 +72,7 @@ impl Shell {
         known.into_iter().flat_map(|vm| &vm.description.vcpus).map(|vcpu| vcpu.tid).collect()
     }
 
-    /// A connection is up. Gives back pins that no policy wants: of an earlier vnumad, or made after their order was given up.
+    /// Gives back pins that no policy wants.
     pub(super) fn settle_pins(&self, vm: VmId) {
         let Some(known) = self.core.world().get(vm).and_then(|managed| managed.vm.as_ref()) else { return };
         let name = known.name().to_owned();

@@ -63,7 +63,11 @@ pub(super) fn settle_conflicts(now: Now<'_>, mut proposed: Vec<Step>) -> Plan {
     let mut plan = Plan { steps: now.world.wanted().to_vec(), ..Plan::default() };
     let mut taken = Taken::default();
     for step in proposed {
-        let Some(vm) = now.world.get(step.vm).and_then(|managed| managed.vm.as_ref()) else { continue };
+        let Some(vm) = now.world.get(step.vm).and_then(|managed| managed.vm.as_ref()) else {
+            // With a VM that is gone nothing contends.
+            plan.steps.push(step);
+            continue;
+        };
         if taken.vm != Some(step.vm) {
             taken = Taken { vm: Some(step.vm), ..Taken::default() };
         }
@@ -80,7 +84,7 @@ pub(super) fn settle_conflicts(now: Now<'_>, mut proposed: Vec<Step>) -> Plan {
 /// The first one of two that want the same comes first.
 fn place(action: &Action) -> u8 {
     match action {
-        Action::SizeNode(_) | Action::Resize(..) | Action::Rehome(..) => 0,
+        Action::RestoreMasks(..) | Action::SizeNode(_) | Action::Resize(..) | Action::Rehome(..) => 0,
         Action::RehomeNode(_) => 1,
         Action::Move(..) => 2,
         Action::Confine(_) => 3,
@@ -96,7 +100,7 @@ fn place(action: &Action) -> u8 {
         Action::Replug(..) => 11,
         Action::Unplug(..) => 12,
         Action::Publish(..) => 13,
-        // No policy proposes these.
+        // Of ranks there is one, and no policy proposes the others.
         _ => 14,
     }
 }

@@ -5,6 +5,7 @@
 //! | [`Migrating`] | the steps of migrations |
 //! | [`Moving`] | moves of vCPUs and memory that were asked for |
 //! | [`Scheduling`] | CPUs for vCPUs, and that the other threads of a VM follow them |
+//! | [`Ranking`] | what scx_vnuma learns of vCPUs |
 //! | [`MemoryForVcpus`] | memory that goes to its vCPUs |
 //! | [`Homing`] | looks at memory, and that displaced memory comes home |
 //! | [`Rehoming`] | guest nodes that get another home |
@@ -21,6 +22,7 @@ mod homing;
 mod migrating;
 mod moving;
 mod plugging;
+mod ranking;
 mod rehoming;
 mod replugging;
 mod scheduling;
@@ -33,6 +35,7 @@ pub use homing::{Homing, HomingMemory};
 pub use migrating::Migrating;
 pub use moving::Moving;
 pub use plugging::{Plugging, PluggingMemory};
+pub use ranking::{Ranking, RankingMemory};
 pub use rehoming::{Rehoming, RehomingMemory};
 pub use replugging::{ReplugHistory, ReplugMemory, Replugging};
 pub use scheduling::{LastPeriod, Quality, Scheduling, SchedulingMemory, Shown};
@@ -61,6 +64,7 @@ pub trait Propose {
 pub struct Memories {
     /// The memory of scheduling. Clients are shown parts of it.
     pub scheduling: SchedulingMemory,
+    ranking: RankingMemory,
     vcpu_memory: VcpuMemory,
     homing: HomingMemory,
     rehoming: RehomingMemory,
@@ -71,11 +75,13 @@ pub struct Memories {
 
 /// Decides what is to be done now, for the VMs that changed or whose deadline has passed.
 pub fn decide(world: &World, policies: &Policies, memories: &mut Memories, now_ns: u64) -> Plan {
-    let Memories { scheduling, vcpu_memory, homing, rehoming, sizing, replugging, plugging } = memories;
+    let Memories { scheduling, ranking, vcpu_memory, homing, rehoming, sizing, replugging, plugging } =
+        memories;
     let now = Now::new(world, now_ns);
     let mut proposed = Migrating.propose(&now, &mut ());
     proposed.extend(Moving.propose(&now, &mut ()));
     proposed.extend(Scheduling(&policies.settings).propose(&now, scheduling));
+    proposed.extend(Ranking(scheduling).propose(&now, ranking));
     let period = &scheduling.last;
     proposed.extend(MemoryForVcpus { policies, period }.propose(&now, vcpu_memory));
     proposed.extend(Homing { policies, period }.propose(&now, homing));
@@ -120,6 +126,11 @@ impl<'a> Now<'a> {
     /// Those of them whose vCPUs are known.
     pub fn vms(&self) -> impl Iterator<Item = (VmId, &'a ManagedVm, &'a Vm)> {
         self.vms.iter().copied()
+    }
+
+    /// All of them.
+    fn ids(&self) -> impl Iterator<Item = VmId> {
+        self.vms().map(|(id, ..)| id).chain(self.gone())
     }
 
     /// Those of them that are gone.

@@ -3,7 +3,7 @@
 
 use super::{Now, Propose};
 use crate::{
-    Action, Step,
+    Action, Reason, Step,
     residency::{AreaSample, MemoryObservation},
     scheduling::{
         Analysis, Cause, Decision, Figures, Input, Machine, Policy, Reach, Scheduler, Settings, Standing,
@@ -19,7 +19,7 @@ use vnuma_model::{ApicId, CpuSet, HostNodeId};
 /// Where accesses go is known for so long after the period in which they were counted.
 const COUNTED_NS: u64 = 120_000_000_000;
 
-/// Asks each policy that is in use, once a period. Threads that run no vCPU follow.
+/// Asks each policy that is in use, once a period. Threads that run no vCPU follow. Masks that an earlier vnumad left are given back.
 pub struct Scheduling<'a>(pub &'a Settings);
 
 /// What scheduling remembers from period to period.
@@ -118,6 +118,11 @@ impl Propose for Scheduling<'_> {
                 if let Some(step) = mask.step.wanted.or_else(back) {
                     wanted.entry((id, vcpu)).or_insert(step);
                 }
+            }
+            let restore = &vm.scheduling.restore;
+            if restore.wanted.is_some() && !restore.is_under_way() {
+                let pid = vm.description.pid;
+                steps.push(Step::now(id, Action::RestoreMasks(pid, Reason::LeftBehind)));
             }
             if vm.others_may_follow() {
                 steps.push(Step::now(id, Action::Follow));
