@@ -15,9 +15,9 @@ const LONG: usize = 70;
 const LIMITS: [(&str, usize); 6] = [
     ("circles of imports", 8),
     ("imports upwards", 0),
-    ("fields of the daemon's Core", 13),
+    ("fields of the daemon's Core", 11),
     ("functions over 70 lines", 0),
-    ("lines of Rust outside tests", 116_900),
+    ("lines of Rust outside tests", 116_893),
     ("lines of ARCHITECTURE.md", 200),
 ];
 

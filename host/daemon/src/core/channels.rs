@@ -302,7 +302,7 @@ impl Core {
     /// The vCPU that was replugged last.
     pub(super) fn replugged_of(&self, id: VmId) -> Result<api::Replugged, Refusal> {
         let vm = self.vm_of(id)?;
-        let last = self.states.get(&id).and_then(|state| state.replugged);
+        let last = self.states.of.get(&id).and_then(|state| state.replugged);
         let (vcpu, new_vcpu, guest_node) = last.ok_or_else(|| Refusal::Ended { vm: vm.name.clone() })?;
         Ok(api::Replugged { vcpu, new_vcpu, guest_node, vm })
     }

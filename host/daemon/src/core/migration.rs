@@ -125,7 +125,7 @@ impl Core {
     pub(super) fn migration_of(&self, name: &str) -> Result<api::Migration, Refusal> {
         let here = self.registry.names.get(name).and_then(|id| self.vm(*id));
         let shown = here.and_then(|vm| Some(shown(vm.name(), vm.migration.as_ref()?)));
-        let gone = || self.migrated.of(name);
+        let gone = || self.states.migrated.of(name);
         match (shown.or_else(gone), here) {
             (Some(shown), _) => Ok(shown),
             (None, Some(_)) => Err(Refusal::NoMigration { vm: name.to_owned() }),
@@ -171,7 +171,7 @@ impl Core {
         let problem = migration.problem.as_ref().map(|problem| format!(": {problem}")).unwrap_or_default();
         let line = format!("{name}: its migration to {}: {}{problem}", migration.destination, phase.name());
         let level = if phase == Phase::Failed { Level::Warn } else { Level::Info };
-        self.migrated.count(phase);
+        self.states.migrated.count(phase);
         self.log(level, line);
         if phase == Phase::Done {
             return self.left(id);
@@ -199,14 +199,14 @@ impl Core {
         let over = migration.phase().is_over();
         if !over {
             // Others were counted when they ended.
-            self.migrated.count(migration.phase());
+            self.states.migrated.count(migration.phase());
             migration.problem = Some("its hypervisor has ended".to_owned());
         }
         let mut known = shown(vm.name(), &migration);
         if !over {
             known.state = Phase::Failed.name().to_owned();
         }
-        self.migrated.remember(known);
+        self.states.migrated.remember(known);
     }
 
     /// What QEMU says of a migration.

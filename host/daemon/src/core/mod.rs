@@ -60,10 +60,7 @@ pub use refusal::{Refusal, sanitize};
 pub use reply::{Reply, ReplyTo};
 
 use event::{Command, Event, Level};
-use std::{
-    collections::{BTreeMap, HashMap},
-    time::Duration,
-};
+use std::{collections::BTreeMap, time::Duration};
 use vnuma_api as api;
 use vnuma_model::HostTopology;
 use vnuma_policy::{
@@ -81,15 +78,11 @@ pub struct Core {
     /// Which VM is meant.
     registry: registry::Registry,
     /// What is kept of each VM that is known.
-    states: HashMap<VmId, vm_state::VmState>,
+    states: vm_state::VmStates,
     /// Requests that wait for something.
     waiting: waiting::WaitingList,
-    /// VMs whose threads are counted.
-    counting: vm_state::Counting,
     /// When threads were looked at, and VMs described.
     looked: locations::Looked,
-    /// Migrations of VMs that are gone.
-    migrated: migration::Migrated,
     now_ns: u64,
     commands: Vec<Command>,
     /// Answers of this step, or refusals. They are given last, so that they show the state after it.
@@ -109,11 +102,9 @@ impl Core {
             memories: Memories::default(),
             epochs: epochs::Epochs::after(first_epoch),
             registry: registry::Registry::default(),
-            states: HashMap::new(),
+            states: vm_state::VmStates::default(),
             waiting: waiting::WaitingList::default(),
-            counting: vm_state::Counting::default(),
             looked: locations::Looked::default(),
-            migrated: migration::Migrated::default(),
             now_ns: 0,
             commands: Vec::new(),
             replies: Vec::new(),
@@ -131,8 +122,8 @@ impl Core {
     pub fn step(&mut self, now_ns: u64, event: Event) -> Vec<Command> {
         self.now_ns = now_ns;
         self.observe(event);
-        self.count();
         let plan = decide(&self.world, &self.policies, &mut self.memories, now_ns);
+        self.count(&plan.considered);
         self.world.note_waits(&plan);
         // What was wanted is in the plan now.
         self.world.take_wanted();
@@ -162,12 +153,12 @@ impl Core {
 
     /// What was done to a VM so far.
     pub fn counts(&self, id: VmId) -> counts::VmCounts {
-        self.states.get(&id).map(|state| state.counts.clone()).unwrap_or_default()
+        self.states.of.get(&id).map(|state| state.counts.clone()).unwrap_or_default()
     }
 
     /// Migrations so far, by what came of them.
     pub fn migrations(&self) -> BTreeMap<&'static str, u64> {
-        self.migrated.counts()
+        self.states.migrated.counts()
     }
 
     /// All that is known.
@@ -239,7 +230,7 @@ impl Core {
         self.restore_again();
         self.world.look_at_others();
         let [needed, otherwise] = LOOK_FOR_SCHEDULER;
-        let due = if self.counting.because.is_empty() { otherwise } else { needed };
+        let due = if self.states.want_readings == 0 { otherwise } else { needed };
         if self.looked.is_scheduler_due(due) {
             self.commands.push(Command::LookForScheduler);
         }

@@ -307,30 +307,39 @@ impl Core {
 
     /// The threads of a VM may have changed: they are counted anew.
     pub(super) fn recount(&mut self, id: VmId) {
-        self.counting.changed.insert(id);
+        if let Some(state) = self.states.of.get_mut(&id) {
+            state.recount = true;
+            // The next decision considers it.
+            self.world.get_mut(id);
+        }
     }
 
-    /// Counts the threads of all VMs while any VM needs it, as all of them take CPU time and caches.
-    pub(super) fn count(&mut self) {
-        for id in self.counting.changed.iter().copied().collect::<Vec<_>>() {
+    /// Counts the threads of all VMs while any VM needs it, as all of them take CPU time and caches. Of those that a decision has
+    /// considered, threads may have changed.
+    pub(super) fn count(&mut self, considered: &[VmId]) {
+        let mut changed = Vec::new();
+        for &id in considered {
+            let Some(state) = self.states.of.get_mut(&id).filter(|state| state.recount) else { continue };
             let vm = self.world.get(id).and_then(|managed| managed.vm.as_ref());
-            if vm.is_some_and(|vm| vm.scheduling.wants_readings()) {
-                self.counting.because.insert(id);
-            } else {
-                self.counting.because.remove(&id);
-            }
+            let wants = vm.is_some_and(|vm| vm.scheduling.wants_readings());
+            let before = std::mem::replace(&mut state.wants_readings, wants);
+            self.states.want_readings = self.states.want_readings + usize::from(wants) - usize::from(before);
+            state.recount = false;
+            changed.push(id);
         }
-        let counting = !self.counting.because.is_empty();
-        if std::mem::replace(&mut self.counting.on, counting) != counting {
-            self.counting.changed.extend(self.world.iter().map(|(id, _)| id));
+        let counted = self.states.want_readings > 0;
+        if std::mem::replace(&mut self.states.counted, counted) != counted {
+            changed = self.world.iter().map(|(id, _)| id).collect();
         }
-        for id in std::mem::take(&mut self.counting.changed) {
-            let vm = self.world.get(id).and_then(|managed| managed.vm.as_ref()).filter(|_| counting);
+        for id in changed {
+            let vm = self.world.get(id).and_then(|managed| managed.vm.as_ref()).filter(|_| counted);
             let now = vm.map(|vm| {
                 let vcpus = vm.description.vcpus.iter().map(|vcpu| (vcpu.apic_id, vcpu.tid));
                 (vm.description.pid, vcpus.collect::<Vec<_>>())
             });
-            let Some(state) = self.states.get_mut(&id).filter(|state| state.counted != now) else { continue };
+            let Some(state) = self.states.of.get_mut(&id).filter(|state| state.counted != now) else {
+                continue;
+            };
             let before = std::mem::replace(&mut state.counted, now.clone());
             let (pid, vcpus) = match (now, before) {
                 (Some(now), _) => now,

@@ -1,13 +1,17 @@
 //! What the core keeps of each VM, beside what is known of it.
 
-use super::{Core, counts::VmCounts};
-use std::collections::{BTreeMap, BTreeSet};
+use super::{Core, counts::VmCounts, migration::Migrated};
+use std::collections::{BTreeMap, HashMap};
 use vnuma_model::{ApicId, GuestNodeId};
 use vnuma_policy::world::VmId;
 
 /// State of a VM. It is made when the VM is found, and dropped whole when the VM goes.
 #[derive(Default)]
 pub(super) struct VmState {
+    /// Its threads may have changed since the last order to count them.
+    pub recount: bool,
+    /// It needs threads to be counted: it has a policy, or masks of one.
+    pub wants_readings: bool,
     /// Threads that are watched.
     pub watched: Vec<i32>,
     /// The process and threads that the last order to count named, if there was one.
@@ -22,20 +26,29 @@ pub(super) struct VmState {
     pub counts: VmCounts,
 }
 
-/// VMs whose threads are counted.
+/// What is kept of all VMs.
 #[derive(Default)]
-pub(super) struct Counting {
-    /// VMs whose threads may have changed since the last order.
-    pub changed: BTreeSet<VmId>,
-    /// VMs that need threads to be counted: they have a policy, or masks of one.
-    pub because: BTreeSet<VmId>,
+pub(super) struct VmStates {
+    pub of: HashMap<VmId, VmState>,
+    /// How many of them need threads to be counted.
+    pub want_readings: usize,
     /// Threads are counted.
-    pub on: bool,
+    pub counted: bool,
+    /// Migrations of VMs that are gone.
+    pub migrated: Migrated,
+}
+
+impl VmStates {
+    pub(super) fn remove(&mut self, id: VmId) -> VmState {
+        let state = self.of.remove(&id).unwrap_or_default();
+        self.want_readings -= usize::from(state.wants_readings);
+        state
+    }
 }
 
 impl Core {
     /// What is kept of a VM.
     pub(super) fn state(&mut self, id: VmId) -> &mut VmState {
-        self.states.entry(id).or_default()
+        self.states.of.entry(id).or_default()
     }
 }

@@ -219,12 +219,11 @@ impl Core {
                 vm.scheduling.restore.wanted = Some(());
             }
         }
-        self.recount(id);
         self.registry.names.insert(name.clone(), id);
         if let Some(managed) = self.world.get_mut(id) {
             managed.vm = Some(vm);
         }
-        self.state(id);
+        self.state(id).recount = true;
         self.world.set_memory_policy(id, memory_policy, self.now_ns);
         if announce_end || !was_known {
             let how = if source == DescriptionSource::Hypervisor { "" } else { "; it does not answer" };
@@ -319,7 +318,7 @@ impl Core {
     /// Watches no threads of a VM but those of these vCPUs.
     fn watch_only(&mut self, id: VmId, vcpus: &[Vcpu]) {
         let wanted: BTreeMap<i32, ApicId> = vcpus.iter().map(|vcpu| (vcpu.tid, vcpu.apic_id)).collect();
-        let Some(state) = self.states.get_mut(&id) else { return };
+        let Some(state) = self.states.of.get_mut(&id) else { return };
         for tid in std::mem::replace(&mut state.watched, wanted.keys().copied().collect()) {
             let owner = self.registry.threads.get(&tid).copied();
             if owner.is_some_and(|(vm, apic_id)| vm == id && wanted.get(&tid) != Some(&apic_id)) {
@@ -399,7 +398,7 @@ impl Core {
             vm.replug_wanted = None;
         }
         self.channel_event(id, ChannelEvent::ConnectionLost);
-        if let Some(state) = self.states.get_mut(&id) {
+        if let Some(state) = self.states.of.get_mut(&id) {
             state.attach_problem = None;
         }
     }
@@ -423,7 +422,7 @@ impl Core {
         if self.registry.names.get(vm.name()) == Some(&id) {
             self.registry.names.remove(vm.name());
         }
-        let state = self.states.remove(&id).unwrap_or_default();
+        let state = self.states.remove(id);
         if vm.channel.publisher().is_some() {
             self.commands.push(Command::CloseChannel(id));
         }
@@ -438,7 +437,6 @@ impl Core {
         if let Some((pid, _)) = state.counted {
             self.commands.push(Command::Count { vm: id, pid, vcpus: Vec::new() });
         }
-        self.recount(id);
         let name = vm.description.name.clone();
         self.remember_migration(vm);
         self.refuse_ended(id, &name);
