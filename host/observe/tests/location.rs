@@ -129,7 +129,7 @@ fn a_panic_and_a_silence_of_its_thread_are_seen(prefer: Prefer) {
     let held = Mutex::new(held);
     let on_event = move |_| {
         begin.send(()).unwrap();
-        let released = held.lock().unwrap().recv();
+        let released = held.lock().unwrap().recv_timeout(HANG);
         panic!("{released:?}");
     };
     let watcher = LocationWatcher::start(&workers, &host, prefer, INTERVAL, on_event).unwrap();

@@ -153,7 +153,7 @@ fn a_panic_and_a_silence_of_its_thread_are_seen() {
     let ((begin, begun), (release, held)) = (mpsc::channel(), mpsc::channel::<()>());
     let on_change = move |_| {
         begin.send(()).unwrap();
-        panic!("{:?}", held.recv());
+        panic!("{:?}", held.recv_timeout(HANG));
     };
     let _watcher = HostWatcher::start(&workers, directory.path(), known, INTERVAL, on_change).unwrap();
     until_it_waits(&workers);
