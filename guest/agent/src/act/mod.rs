@@ -63,7 +63,7 @@ impl System {
         match change {
             Change::Threads { pid, started, former, set, own } => {
                 let id = ProcessId { pid: *pid, started: *started };
-                let count = threads::release(id, former, set, own, &self.online())?;
+                let count = threads::change(id, set, former, own, &self.online())?;
                 Ok(match count {
                     Some(count) => {
                         Undone::Restored(format!("PID {pid}: {count} threads may use CPUs {former} again"))
@@ -246,7 +246,7 @@ impl Actor {
         let change =
             Change::Threads { pid, started, former: former.clone(), set: set.clone(), own: own.clone() };
         self.journal.note(change).map_err(text)?;
-        let count = threads::confine(id, &former, &set, &own, &online)?;
+        let count = threads::change(id, &former, &set, &own, &online)?.ok_or("it has ended")?;
         Ok(format!("{count} threads on CPUs {cpus}"))
     }
 

@@ -61,7 +61,7 @@ pub fn any_has(id: ProcessId, cpus: &CpuSet, online: &CpuSet) -> bool {
 }
 
 /// Gives threads with the affinity `from` the affinity `to`. Gives how many, or nothing if the process has ended.
-fn change(
+pub fn change(
     id: ProcessId,
     from: &CpuSet,
     to: &CpuSet,
@@ -94,28 +94,6 @@ fn change(
         }
     }
     Ok(Some(done.len()))
-}
-
-/// Confines threads. Gives how many.
-pub fn confine(
-    id: ProcessId,
-    former: &CpuSet,
-    set: &CpuSet,
-    own: &BTreeMap<i32, u64>,
-    online: &CpuSet,
-) -> Result<usize, String> {
-    change(id, former, set, own, online)?.ok_or_else(|| "it has ended".to_owned())
-}
-
-/// Gives threads back what they had. Gives how many, or nothing if the process has ended.
-pub fn release(
-    id: ProcessId,
-    former: &CpuSet,
-    set: &CpuSet,
-    own: &BTreeMap<i32, u64>,
-    online: &CpuSet,
-) -> Result<Option<usize>, String> {
-    change(id, set, former, own, online)
 }
 
 /// Gives descendants of these processes, which have this affinity instead of that, what they would have without us. Each once:
