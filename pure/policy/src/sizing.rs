@@ -19,7 +19,6 @@
 //! | nothing goes up and down | it shrinks below one bound of what is free, and grows above a higher one, to that bound |
 //! | what a guest does not do is not asked for ever | it rests for a minute, and each time twice as long, up to an hour |
 
-use std::fmt;
 use vnuma_model::{GuestNodeId, MemoryDevice};
 
 /// A guest that has plugged or unplugged nothing for so long does no more.
@@ -129,21 +128,14 @@ pub fn decide_size(settings: &SizeSettings, input: &SizeInput) -> Option<u64> {
 }
 
 /// Who wants another size.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display)]
 pub enum SizedBy {
     /// An operator.
+    #[strum(to_string = "an operator")]
     Operator,
     /// The controller.
+    #[strum(to_string = "what is free on its home")]
     Policy,
-}
-
-impl fmt::Display for SizedBy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Operator => "an operator",
-            Self::Policy => "what is free on its home",
-        })
-    }
 }
 
 /// How far it is.
