@@ -36,28 +36,13 @@ pub(super) enum Failures {
     Busy(ApiError),
 }
 
-/// How a request that acts can fail.
+/// How a request that acts fails otherwise than one that reads.
 #[derive(IntoResponses)]
 #[allow(dead_code, reason = "a description, of which there are no values")]
 pub(super) enum Refusals {
-    /// The request makes no sense.
-    #[response(status = 400)]
-    BadRequest(ApiError),
     /// The right to act is missing.
     #[response(status = 403)]
     Forbidden(ApiError),
-    /// There is no such VM, vCPU or node.
-    #[response(status = 404)]
-    NotFound(ApiError),
-    /// The VM is not in a state for this.
-    #[response(status = 409)]
-    Conflict(ApiError),
-    /// Something in vnumad or the system failed.
-    #[response(status = 500)]
-    Internal(ApiError),
-    /// The VM's hypervisor does not answer, or refuses.
-    #[response(status = 502)]
-    Vm(ApiError),
     /// The user has as many connections as one may have.
     #[response(status = 503)]
     Busy(ApiError),

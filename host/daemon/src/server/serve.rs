@@ -188,7 +188,9 @@ where
         ResponseBuilder::new().description(O::DONE).content("application/json", Content::new(Some(answer)));
     let failures = match O::RIGHT {
         Right::Read => Failures::responses(),
-        Right::Act(_) | Right::Send(_) => Refusals::responses(),
+        Right::Act(_) | Right::Send(_) => {
+            Failures::responses().into_iter().chain(Refusals::responses()).collect()
+        }
     };
     let responses = ResponsesBuilder::new().response("200", done).responses_from_iter(failures);
     let mut operation = OperationBuilder::new()
