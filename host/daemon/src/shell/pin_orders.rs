@@ -10,64 +10,87 @@ use std::{
     sync::Arc,
 };
 use vnuma_hypervisor::{PinError, PolicyPin};
-use vnuma_model::{ApicId, CpuSet, VcpuLocation};
+use vnuma_model::{CpuSet, VcpuLocation};
 use vnuma_policy::world::{Mechanism, TaskId};
 use vnuma_process::ActError;
 
 /// Why an order fails without a connection.
 pub(super) const NOT_CONNECTED: &str = "not connected to what manages the VM, which keeps its pins";
 
+/// The answer to an order. It is given once: if the order is dropped, as its worker has ended, that the connection is closed.
+struct Answer<T>(Option<Told<T>>);
+
+type Told<T> = Box<dyn FnOnce(Result<T, String>) + Send>;
+
+impl<T> Answer<T> {
+    fn new(told: impl FnOnce(Result<T, String>) + Send + 'static) -> Self {
+        Self(Some(Box::new(told)))
+    }
+
+    fn give(&mut self, outcome: Result<T, String>) {
+        if let Some(told) = self.0.take() {
+            told(outcome);
+        }
+    }
+
+    /// Nobody is told.
+    fn forget(mut self) {
+        self.0 = None;
+    }
+}
+
+impl<T> fmt::Debug for Answer<T> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_tuple("Answer").finish_non_exhaustive()
+    }
+}
+
+impl<T> Drop for Answer<T> {
+    fn drop(&mut self) {
+        self.give(Err("the connection is closed".to_owned()));
+    }
+}
+
+fn error((pid, tid): (i32, i32), why: &dyn Display) -> ActError {
+    ActError::System { pid, tid, act: "pinning it", source: io::Error::other(why.to_string()) }
+}
+
 /// A move on its way to a VM's worker.
 #[derive(Debug)]
 pub(crate) struct PinnedMove {
-    pub(crate) task: TaskId,
-    pub(crate) pid: i32,
+    task: TaskId,
+    pid: i32,
     pub(crate) tid: i32,
     pub(crate) cpus: CpuSet,
-    /// `None` once it is answered.
-    inbox: Option<Arc<Inbox>>,
+    answer: Answer<Option<VcpuLocation>>,
 }
 
 impl PinnedMove {
     pub(crate) fn new(task: TaskId, (pid, tid): (i32, i32), cpus: CpuSet, inbox: Arc<Inbox>) -> Self {
-        Self { task, pid, tid, cpus, inbox: Some(inbox) }
+        let answer = Answer::new(move |outcome: Result<_, String>| {
+            // Its mask is the operator's from now on.
+            let made = outcome.is_ok().then_some(tid);
+            let event = Event::Moved(task, outcome.map_err(|why| error((pid, tid), &why)));
+            // Fails only while vnumad stops.
+            let _ = inbox.send(Message::Pinned(pid, made.into_iter().collect(), event));
+        });
+        Self { task, pid, tid, cpus, answer }
     }
 
     /// Answers that the vCPU was moved.
     pub(crate) fn done(mut self, location: Option<VcpuLocation>) {
-        self.answer(Ok(location));
+        self.answer.give(Ok(location));
     }
 
     /// Answers that the vCPU was not moved.
     pub(crate) fn failed(mut self, why: &dyn Display) {
-        self.answer(Err(self.error(why)));
+        self.answer.give(Err(why.to_string()));
     }
 
     /// The event that the vCPU was not moved, for the core's thread, which must not send to its own inbox.
-    pub(crate) fn give_up(mut self, why: &dyn Display) -> Event {
-        self.inbox = None;
-        Event::Moved(self.task, Err(self.error(why)))
-    }
-
-    fn error(&self, why: &dyn Display) -> ActError {
-        let source = io::Error::other(why.to_string());
-        ActError::System { pid: self.pid, tid: self.tid, act: "pinning it", source }
-    }
-
-    fn answer(&mut self, outcome: Result<Option<VcpuLocation>, ActError>) {
-        let Some(inbox) = self.inbox.take() else { return };
-        // Its mask is the operator's from now on.
-        let made = outcome.is_ok().then_some(self.tid);
-        let event = Event::Moved(self.task, outcome);
-        // Fails only while vnumad stops.
-        let _ = inbox.send(Message::Pinned(self.pid, made.into_iter().collect(), event));
-    }
-}
-
-impl Drop for PinnedMove {
-    /// Its worker has ended without having looked at it.
-    fn drop(&mut self) {
-        self.answer(Err(self.error(&"the connection is closed")));
+    pub(crate) fn give_up(self, why: &dyn Display) -> Event {
+        self.answer.forget();
+        Event::Moved(self.task, Err(error((self.pid, self.tid), why)))
     }
 }
 
@@ -85,24 +108,37 @@ impl PinOrder {
     }
 }
 
+/// Of each pin: where the thread is, or why it was not pinned.
+type Outcomes = Vec<Result<Option<VcpuLocation>, ActError>>;
+
 /// Pins on their way to a VM's worker.
 #[derive(Debug)]
 pub(crate) struct PolicyPins {
-    pub(crate) task: TaskId,
     pid: i32,
-    orders: Vec<PinOrder>,
-    /// `None` once it is answered.
-    inbox: Option<Arc<Inbox>>,
+    /// The pins, in the form that the VM's manager takes.
+    pub(crate) wanted: Vec<PolicyPin>,
+    answer: Answer<Outcomes>,
 }
 
 impl PolicyPins {
     pub(crate) fn new((task, pid): (TaskId, i32), orders: Vec<PinOrder>, inbox: Arc<Inbox>) -> Self {
-        Self { task, pid, orders, inbox: Some(inbox) }
-    }
-
-    /// The pins, in the form that the VM's manager takes.
-    pub(crate) fn wanted(&self) -> Vec<PolicyPin> {
-        self.orders.iter().map(PinOrder::pin).collect()
+        let wanted = orders.iter().map(PinOrder::pin).collect();
+        let answer = Answer::new(move |outcomes: Result<Outcomes, String>| {
+            let failed = |why: &str, pin: &PinOrder| Err(error((pid, pin.order.tid), &why));
+            let outcomes =
+                outcomes.unwrap_or_else(|why| orders.iter().map(|pin| failed(&why, pin)).collect());
+            let (mut lost, mut made) = (Vec::new(), Vec::new());
+            for (PinOrder { order, by }, outcome) in orders.iter().zip(outcomes) {
+                if *by == Mechanism::Scheduler && outcome.is_err() {
+                    // It stays pinned, so that scx_vnuma is not to have it.
+                    lost.push(order.tid);
+                }
+                made.push((order.vcpu, outcome.map(|location| Made { location, by: *by })));
+            }
+            // Fails only while vnumad stops.
+            let _ = inbox.send(Message::Pinned(pid, lost, Event::Confined(task, made)));
+        });
+        Self { pid, wanted, answer }
     }
 
     /// Answers with the outcome of each pin. `read` says where a thread is.
@@ -111,94 +147,45 @@ impl PolicyPins {
         outcomes: Vec<Result<(), PinError>>,
         read: impl Fn(i32) -> Option<VcpuLocation>,
     ) {
-        let outcome = |(order, outcome): (&PinOrder, Result<(), PinError>)| match outcome {
-            Ok(()) => Ok(Made { location: read(order.order.tid), by: order.by }),
-            Err(PinError::Changed(found)) => Err(ActError::MaskChanged { tid: order.order.tid, found }),
-            Err(PinError::Vm(error)) => Err(self.error(order, &error)),
+        let outcome = |(&PolicyPin { tid, .. }, outcome): (&PolicyPin, _)| match outcome {
+            Ok(()) => Ok(read(tid)),
+            Err(PinError::Changed(found)) => Err(ActError::MaskChanged { tid, found }),
+            Err(PinError::Vm(why)) => Err(error((self.pid, tid), &why)),
         };
-        let outcomes = self.orders.iter().zip(outcomes).map(outcome).collect();
-        self.answer(outcomes);
+        let outcomes = self.wanted.iter().zip(outcomes).map(outcome).collect();
+        self.answer.give(Ok(outcomes));
     }
 
     /// Answers that no pin was made.
     pub(crate) fn failed(mut self, why: &dyn Display) {
-        self.answer(self.all_failed(why));
-    }
-
-    fn error(&self, order: &PinOrder, why: &dyn Display) -> ActError {
-        let source = io::Error::other(why.to_string());
-        ActError::System { pid: self.pid, tid: order.order.tid, act: "pinning it", source }
-    }
-
-    fn all_failed(&self, why: &dyn Display) -> Vec<Result<Made, ActError>> {
-        self.orders.iter().map(|order| Err(self.error(order, why))).collect()
-    }
-
-    fn answer(&mut self, outcomes: Vec<Result<Made, ActError>>) {
-        let Some(inbox) = self.inbox.take() else { return };
-        let placed = |(order, outcome): &(&PinOrder, &Result<Made, ActError>)| {
-            order.by == Mechanism::Scheduler && outcome.is_err()
-        };
-        // These stay pinned, so that scx_vnuma is not to have them.
-        let lost =
-            self.orders.iter().zip(&outcomes).filter(placed).map(|(order, _)| order.order.tid).collect();
-        let of = self.orders.iter().map(|order| order.order.vcpu);
-        let outcomes: Vec<(ApicId, _)> = of.zip(outcomes).collect();
-        // Fails only while vnumad stops.
-        let _ = inbox.send(Message::Pinned(self.pid, lost, Event::Confined(self.task, outcomes)));
+        self.answer.give(Err(why.to_string()));
     }
 }
-
-impl Drop for PolicyPins {
-    /// Its worker has ended without having looked at it.
-    fn drop(&mut self) {
-        self.answer(self.all_failed(&"the connection is closed"));
-    }
-}
-
-/// Called with the number of pins that were given back, or with why they were not.
-type Told = Box<dyn FnOnce(Result<usize, String>) + Send>;
 
 /// Pins of policies that are to be given back.
+#[derive(Debug)]
 pub(crate) struct Unpin {
     /// Pins that stay, by thread.
     pub(crate) keep: BTreeMap<i32, Vec<CpuSet>>,
-    told: Option<Told>,
-}
-
-impl fmt::Debug for Unpin {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_struct("Unpin").field("keep", &self.keep).finish_non_exhaustive()
-    }
+    answer: Answer<usize>,
 }
 
 impl Unpin {
+    /// `told` is called with the number of pins that were given back, or with why they were not.
     pub(crate) fn new(
         keep: BTreeMap<i32, Vec<CpuSet>>,
         told: impl FnOnce(Result<usize, String>) + Send + 'static,
     ) -> Self {
-        Self { keep, told: Some(Box::new(told)) }
+        Self { keep, answer: Answer::new(told) }
     }
 
     pub(crate) fn answer(mut self, outcome: Result<usize, String>) {
-        self.tell(outcome);
+        self.answer.give(outcome);
     }
 
     /// It is answered by who asks.
-    pub(crate) fn forget(mut self) {
-        self.told = None;
-    }
-
-    fn tell(&mut self, outcome: Result<usize, String>) {
-        if let Some(told) = self.told.take() {
-            told(outcome);
-        }
-    }
-}
-
-impl Drop for Unpin {
-    fn drop(&mut self) {
-        self.tell(Err("the connection is closed".to_owned()));
+    pub(crate) fn forget(self) {
+        self.answer.forget();
     }
 }
 
@@ -207,6 +194,7 @@ mod tests {
     use super::*;
     use std::sync::mpsc;
     use vnuma_hypervisor::VmError;
+    use vnuma_model::ApicId;
 
     const TASK: TaskId = TaskId { vm: 1, number: 3 };
 
@@ -274,7 +262,7 @@ mod tests {
     #[test]
     fn pins_are_answered_once_however_they_end() {
         let inbox = Arc::new(Inbox::new().expect("an inbox"));
-        let wanted: Vec<_> = pins(&inbox).wanted().into_iter().map(|pin| (pin.tid, pin.cpus)).collect();
+        let wanted: Vec<_> = pins(&inbox).wanted.into_iter().map(|pin| (pin.tid, pin.cpus)).collect();
         assert_eq!(wanted, [(10, Some(set("5"))), (11, None)], "what scx_vnuma has is not pinned");
         let closed =
             |vcpu| format!("{vcpu}: thread 1{vcpu} of process 2: pinning it: the connection is closed");

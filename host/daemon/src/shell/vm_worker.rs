@@ -542,7 +542,7 @@ impl Task {
             pins.failed(&NO_PINS);
             return Ok(());
         };
-        let outcomes = manager.confine(&pins.wanted());
+        let outcomes = manager.confine(&pins.wanted);
         let errors = outcomes.iter().filter_map(|outcome| match outcome {
             Err(PinError::Vm(error)) => Some(error),
             _ => None,
