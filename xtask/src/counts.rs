@@ -15,9 +15,9 @@ const LONG: usize = 70;
 const LIMITS: [(&str, usize); 6] = [
     ("circles of imports", 8),
     ("imports upwards", 0),
-    ("fields of the daemon's Core", 11),
+    ("fields of the daemon's Core", 10),
     ("functions over 70 lines", 0),
-    ("lines of Rust outside tests", 116_873),
+    ("lines of Rust outside tests", 116_858),
     ("lines of ARCHITECTURE.md", 200),
 ];
 

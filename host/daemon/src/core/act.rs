@@ -149,7 +149,7 @@ impl Core {
 
     /// Each channel has an epoch of its own.
     fn ask_with_epoch(&mut self, id: VmId, ask: fn(u32) -> Ask) {
-        let epoch = self.epochs.take();
+        let epoch = self.registry.fresh_epoch();
         self.ask_if_connected(id, ask(epoch));
     }
 

@@ -35,7 +35,6 @@ mod act;
 mod channels;
 pub(crate) mod content;
 pub mod counts;
-mod epochs;
 pub mod event;
 mod homing;
 mod locations;
@@ -74,7 +73,6 @@ pub struct Core {
     policies: Policies,
     /// What the policies remember.
     memories: Memories,
-    epochs: epochs::Epochs,
     /// Which VM is meant.
     registry: registry::Registry,
     /// What is kept of each VM that is known.
@@ -100,8 +98,7 @@ impl Core {
             world: World::new(host),
             policies,
             memories: Memories::default(),
-            epochs: epochs::Epochs::after(first_epoch),
-            registry: registry::Registry::default(),
+            registry: registry::Registry { last_epoch: first_epoch, ..Default::default() },
             states: vm_state::VmStates::default(),
             waiting: waiting::WaitingList::default(),
             looked: locations::Looked::default(),

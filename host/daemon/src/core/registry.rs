@@ -7,7 +7,8 @@ use vnuma_policy::world::{ConnectionId, VmId};
 /// The indexes that span all VMs.
 #[derive(Default)]
 pub(super) struct Registry {
-    last_id: u64,
+    pub last_id: u64,
+    pub last_epoch: u32,
     /// VMs by the backends' names for them.
     pub handles: HashMap<VmHandle, VmId>,
     /// Known VMs by name.
@@ -27,5 +28,22 @@ impl Registry {
     pub(super) fn fresh_id(&mut self) -> u64 {
         self.last_id += 1;
         self.last_id
+    }
+
+    /// The epoch of a channel, never 0, also across restarts another one: a guest would miss a generation that it has seen before.
+    pub(super) fn fresh_epoch(&mut self) -> u32 {
+        self.last_epoch = self.last_epoch.checked_add(1).unwrap_or(1);
+        self.last_epoch
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn epochs_do_not_come_back_and_are_never_0() {
+        let mut registry = Registry { last_epoch: u32::MAX - 2, ..Registry::default() };
+        assert_eq!([(); 4].map(|()| registry.fresh_epoch()), [u32::MAX - 1, u32::MAX, 1, 2]);
     }
 }
