@@ -5,6 +5,9 @@
 //! vcpu-watch --self-test        needs two nodes with two CPUs each and root
 //! ```
 
+#[path = "../tests/taker/mod.rs"]
+mod taker;
+
 use std::{
     collections::BTreeSet,
     error::Error,
@@ -15,6 +18,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
+use taker::Watching;
 use vnuma_model::{CpuSet, HostTopology};
 use vnuma_observe::{
     HostWatcher,
@@ -52,9 +56,9 @@ fn main() -> ExitCode {
     }
 }
 
-fn start(host: &HostTopology, prefer: Prefer) -> Outcome<(LocationWatcher, Receiver<LocationEvent>)> {
+fn start(host: &HostTopology, prefer: Prefer) -> Outcome<(Watching, Receiver<LocationEvent>)> {
     let (send, events) = mpsc::channel();
-    let watcher = LocationWatcher::start(&Workers::default(), host, prefer, POLL_INTERVAL, move |event| {
+    let watcher = taker::start(&Workers::default(), host, prefer, POLL_INTERVAL, move |event| {
         // Fails once the receiver is gone.
         let _ = send.send(event);
     })?;

@@ -3,6 +3,7 @@
 //! The kernel's view of nodes does not matter here: each test makes up a topology from
 //! the CPUs of this machine, in which they are on one node or on one each.
 
+mod taker;
 mod workers;
 
 use std::{
@@ -11,6 +12,7 @@ use std::{
     thread,
     time::Duration,
 };
+use taker::Watching;
 use vnuma_model::{CpuSet, HostNode, HostTopology};
 use vnuma_observe::location::{
     LocationError, LocationEvent, LocationKind, LocationWatcher, Prefer, monotonic_ns, read_location,
@@ -81,9 +83,9 @@ impl Mover {
 }
 
 /// A watcher, and its events in order.
-fn watcher(host: &HostTopology, prefer: Prefer) -> (LocationWatcher, mpsc::Receiver<LocationEvent>) {
+fn watcher(host: &HostTopology, prefer: Prefer) -> (Watching, mpsc::Receiver<LocationEvent>) {
     let (send, events) = mpsc::channel();
-    let watcher = LocationWatcher::start(&Workers::default(), host, prefer, INTERVAL, move |event| {
+    let watcher = taker::start(&Workers::default(), host, prefer, INTERVAL, move |event| {
         let _ = send.send(event);
     });
     (watcher.unwrap_or_else(|error| panic!("{error}")), events)
@@ -109,7 +111,6 @@ for_each_source! {
     threads_that_are_not_watched_are_not_reported
     threads_that_are_not_there_are_refused
     the_topology_can_change_meanwhile
-    a_panic_and_a_silence_of_its_thread_are_seen
 }
 
 fn next(events: &mpsc::Receiver<LocationEvent>, kind: LocationKind) -> LocationEvent {
@@ -121,9 +122,9 @@ fn next(events: &mpsc::Receiver<LocationEvent>, kind: LocationKind) -> LocationE
     }
 }
 
-fn a_panic_and_a_silence_of_its_thread_are_seen(prefer: Prefer) {
+#[test]
+fn a_panic_and_a_silence_of_the_thread_that_polls_are_seen() {
     let (a, b) = two_cpus();
-    let name = if prefer == Prefer::Poll { "vnuma-poll" } else { "vnuma-bpf" };
     let (workers, host) = (Workers::default(), host(&[&[a], &[b]]));
     let ((begin, begun), (release, held)) = (mpsc::channel(), mpsc::channel::<()>());
     let held = Mutex::new(held);
@@ -132,15 +133,15 @@ fn a_panic_and_a_silence_of_its_thread_are_seen(prefer: Prefer) {
         let released = held.lock().unwrap().recv_timeout(HANG);
         panic!("{released:?}");
     };
-    let watcher = LocationWatcher::start(&workers, &host, prefer, INTERVAL, on_event).unwrap();
+    let (watcher, _) = LocationWatcher::start(&workers, &host, Prefer::Poll, INTERVAL, on_event).unwrap();
     let mut mover = Mover::start(a);
     watcher.watch(own_pid(), mover.tid).unwrap();
     until_it_waits(&workers);
     mover.to(&[b]);
     begun.recv_timeout(HANG).unwrap();
-    assert!(matches!(change(&workers), Change::Silent(silent, _) if silent == name));
+    assert!(matches!(change(&workers), Change::Silent(silent, _) if silent == "vnuma-poll"));
     release.send(()).unwrap();
-    assert_eq!(change(&workers), Change::Panicked(name.to_owned(), "Ok(())".to_owned()));
+    assert_eq!(change(&workers), Change::Panicked("vnuma-poll".to_owned(), "Ok(())".to_owned()));
     mover.end();
 }
 
@@ -330,7 +331,7 @@ fn moves_of_a_deferred_thread_wake_nobody_and_are_taken_all_the_same() {
     let (a, b) = two_cpus();
     let (workers, host) = (Workers::default(), host(&[&[a], &[b]]));
     let started =
-        LocationWatcher::start_taken(&workers, &host, Prefer::Bpf, INTERVAL, |_| panic!("polled")).unwrap();
+        LocationWatcher::start(&workers, &host, Prefer::Bpf, INTERVAL, |_| panic!("polled")).unwrap();
     let (watcher, mut kernel) = (started.0, started.1.expect("the kernel's events"));
     let wanderer = Wanderer::start([a, b]);
     watcher.watch(own_pid(), wanderer.tid).unwrap();

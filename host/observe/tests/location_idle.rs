@@ -1,5 +1,7 @@
 //! A watcher with nothing to report sleeps. Alone in its program, with one watcher of each kind.
 
+mod taker;
+
 use std::{
     fs,
     process::Command,
@@ -8,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 use vnuma_model::{HostNode, HostTopology};
-use vnuma_observe::location::{LocationWatcher, Prefer};
+use vnuma_observe::location::Prefer;
 use vnuma_process::Workers;
 
 /// A field of the status of the watcher's thread of this name.
@@ -44,8 +46,7 @@ fn idle_for_a_second(prefer: Prefer, name: &str, watch: bool) -> (u64, usize) {
     let host = HostTopology { nodes: vec![node], ..HostTopology::default() };
     let (send, events) = mpsc::channel();
     let on_event = move |event| send.send(event).unwrap();
-    let watcher =
-        LocationWatcher::start(&Workers::default(), &host, prefer, Duration::from_millis(5), on_event);
+    let watcher = taker::start(&Workers::default(), &host, prefer, Duration::from_millis(5), on_event);
     let watcher = watcher.unwrap();
     let (stop, stopped) = mpsc::channel::<()>();
     let (tell, told) = mpsc::channel();

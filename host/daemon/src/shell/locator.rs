@@ -214,7 +214,7 @@ impl Locator {
             }
         };
         let (watcher, events) =
-            LocationWatcher::start_taken(workers, host, config.location, config.poll_interval, on_event)?;
+            LocationWatcher::start(workers, host, config.location, config.poll_interval, on_event)?;
         let by = watcher.health().by;
         info!(source = by.in_use, passed_over = by.why(), "watching vCPU locations");
         let theirs = Arc::clone(&shared);

@@ -1,23 +1,19 @@
 //! The BPF programs of `bpf/vcpu_watch.bpf.c`: loading, and taking what they report.
 
-use super::{LocationError, LocationEvent, OnEvent, record::parse_record, watched::Watched};
+use super::{LocationError, LocationEvent, record::parse_record, watched::Watched};
 use crate::bpf::{prepare, words};
 use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, RingBuffer, RingBufferBuilder};
-use nix::{
-    errno::Errno,
-    poll::{PollFd, PollFlags, PollTimeout, poll},
-};
+use nix::errno::Errno;
 use std::{
     collections::BTreeMap,
     ffi::OsStr,
     io,
-    os::fd::{AsFd, BorrowedFd},
+    os::fd::BorrowedFd,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 use vnuma_abi_bpf::{COUNT_DROPPED, COUNT_REPORTED, WAITS, WAKES};
 use vnuma_model::{CpuId, HostNodeId, HostTopology};
-use vnuma_process::{Worker, Workers};
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/vcpu_watch.bpf.o"));
 
@@ -117,7 +113,6 @@ impl Programs {
             watched: self.watched,
             counts: self.counts,
             sees_affinity: self.sees_affinity,
-            taker: None,
         };
         Ok((source, events))
     }
@@ -152,10 +147,6 @@ impl KernelEvents {
     /// together. `None`: they cannot be taken any more, and polling has taken over.
     pub fn take(&mut self, events: &mut Vec<LocationEvent>) -> Option<Duration> {
         self.on_failure.as_ref()?;
-        #[cfg(test)]
-        if FAILING.with(std::cell::Cell::get) {
-            return self.failed("a test wants it so".to_owned());
-        }
         let consumed = self.ring.consume_raw();
         events.append(&mut self.taken.lock().unwrap_or_else(PoisonError::into_inner));
         match consumed {
@@ -168,7 +159,7 @@ impl KernelEvents {
         }
     }
 
-    fn failed(&mut self, reason: String) -> Option<Duration> {
+    pub(super) fn failed(&mut self, reason: String) -> Option<Duration> {
         self.failures += 1;
         tracing::error!(reason, failures = self.failures, "cannot read vCPU events");
         if self.failures < FAILURES {
@@ -177,34 +168,6 @@ impl KernelEvents {
         self.on_failure.take()?(reason);
         None
     }
-}
-
-/// Starts the thread that takes events if the caller does not.
-fn start_taker(
-    workers: &Workers,
-    mut events: KernelEvents,
-    on_event: Arc<OnEvent>,
-) -> Result<Worker<()>, LocationError> {
-    let worker = workers.start_polling("vnuma-bpf", move |jobs, stop| {
-        let mut taken = Vec::new();
-        while jobs.heartbeat().rest(|| wait_until_readable(events.fd(), stop.as_fd())) {
-            let rest = events.take(&mut taken);
-            taken.drain(..).for_each(|event| on_event(event));
-            let Some(rest) = rest else { return };
-            // Ended early by `stop` only, which is seen above.
-            let rest = PollTimeout::try_from(rest).unwrap_or(PollTimeout::ZERO);
-            let _ = poll(&mut [PollFd::new(stop.as_fd(), PollFlags::POLLIN)], rest);
-        }
-    });
-    worker.map_err(|source| LocationError::Watch { act: "starting a thread", source })
-}
-
-/// Without a time limit. False once `stop` is readable.
-fn wait_until_readable(events: BorrowedFd<'_>, stop: BorrowedFd<'_>) -> bool {
-    let mut fds = [PollFd::new(events, PollFlags::POLLIN), PollFd::new(stop, PollFlags::POLLIN)];
-    // It fails by a signal only; then there is nothing to take.
-    let _ = poll(&mut fds, PollTimeout::NONE);
-    !fds[1].any().unwrap_or(true)
 }
 
 /// The node of each CPU, as the programs know it.
@@ -243,21 +206,9 @@ pub(super) struct BpfSource {
     watched: Watched,
     counts: MapHandle,
     sees_affinity: bool,
-    taker: Option<Worker<()>>,
 }
 
 impl BpfSource {
-    /// Takes its events in a thread of its own.
-    pub(super) fn take_in_thread(
-        &mut self,
-        workers: &Workers,
-        events: KernelEvents,
-        on_event: Arc<OnEvent>,
-    ) -> Result<(), LocationError> {
-        self.taker = Some(start_taker(workers, events, on_event)?);
-        Ok(())
-    }
-
     /// With `waits`, its moves do not make the descriptor readable.
     pub(super) fn watch(&self, pid: i32, tid: i32, waits: bool) -> Result<(), LocationError> {
         if !vnuma_process::thread_exists(pid, tid) {
@@ -342,10 +293,4 @@ fn attach(wanted: impl Fn(&str) -> bool) -> libbpf_rs::Result<(Object, Vec<Link>
         .map(|program| program.attach())
         .collect::<libbpf_rs::Result<Vec<_>>>()?;
     Ok((object, links))
-}
-
-#[cfg(test)]
-thread_local! {
-    /// The thread that sets it takes no more events.
-    pub(super) static FAILING: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }

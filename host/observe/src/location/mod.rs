@@ -144,7 +144,7 @@ pub struct Health {
     pub full: bool,
 }
 
-/// Watches threads until it is dropped; then its own thread has ended too.
+/// Watches threads until it is dropped; then the thread that polls has ended too.
 ///
 /// If the events of BPF cannot be taken any more, polling takes over: [`health`](Self::health) says so from then on, and
 /// each thread makes an event at the first look, whether or not it has moved.
@@ -181,9 +181,6 @@ enum Source {
     Poll(PollSource),
 }
 
-/// Is called for each event.
-type OnEvent = dyn Fn(LocationEvent) + Send + Sync;
-
 impl Shared {
     /// No code that holds the lock can panic half-way through a change.
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -191,13 +188,12 @@ impl Shared {
     }
 
     /// Polling takes over what BPF was watching.
-    fn fall_back(&self, reason: String, on_event: Arc<OnEvent>) {
+    fn fall_back(&self, reason: String, on_event: impl Fn(LocationEvent) + Send + Sync + 'static) {
         let mut state = self.lock();
         // The receiver was dropped.
         let Some(Source::Bpf(bpf)) = &state.source else { return };
         tracing::error!(reason, "cannot read BPF events; vCPU locations are polled from now on");
         let dropped = bpf.dropped();
-        let on_event = move |event| on_event(event);
         let (workers, topology) = (&self.workers, state.topology.clone());
         let poll = PollSource::start(workers, topology, self.poll_interval, &state.threads, on_event);
         let failed = match poll {
@@ -216,45 +212,16 @@ impl Shared {
 }
 
 impl LocationWatcher {
-    /// Starts watching. `on_event` is called from a thread of the watcher's own, one of these workers, and should
-    /// not block. `poll_interval` counts for polling only.
+    /// Starts watching. The caller takes the events of BPF itself by [`KernelEvents::take`], which spares the change to another
+    /// thread, and has to [`unwatch`](Self::unwatch) threads that have exited. Polling, from the start or later, looks once each
+    /// `poll_interval` and calls `on_event` from a thread of its own, one of these workers. `on_event` should not block.
     pub fn start(
         workers: &Workers,
         topology: &HostTopology,
         prefer: Prefer,
         poll_interval: Duration,
         on_event: impl Fn(LocationEvent) + Send + Sync + 'static,
-    ) -> Result<Self, LocationError> {
-        let (watcher, events, on_event) = Self::begin(workers, topology, prefer, poll_interval, on_event)?;
-        let mut state = watcher.shared.lock();
-        if let (Some(Source::Bpf(bpf)), Some(events)) = (&mut state.source, events) {
-            bpf.take_in_thread(workers, events, on_event)?;
-        }
-        drop(state);
-        Ok(watcher)
-    }
-
-    /// The same for a caller that takes the events of BPF itself by [`KernelEvents::take`], which spares the change to another thread.
-    /// It has to [`unwatch`](Self::unwatch) threads that have exited. `on_event` is called where polling is used.
-    pub fn start_taken(
-        workers: &Workers,
-        topology: &HostTopology,
-        prefer: Prefer,
-        poll_interval: Duration,
-        on_event: impl Fn(LocationEvent) + Send + Sync + 'static,
     ) -> Result<(Self, Option<KernelEvents>), LocationError> {
-        let (watcher, events, _) = Self::begin(workers, topology, prefer, poll_interval, on_event)?;
-        Ok((watcher, events))
-    }
-
-    /// Also returns what is to be done with each event.
-    fn begin(
-        workers: &Workers,
-        topology: &HostTopology,
-        prefer: Prefer,
-        poll_interval: Duration,
-        on_event: impl Fn(LocationEvent) + Send + Sync + 'static,
-    ) -> Result<(Self, Option<KernelEvents>, Arc<OnEvent>), LocationError> {
         let state = State {
             source: None,
             why_not_bpf: None,
@@ -266,14 +233,14 @@ impl LocationWatcher {
         };
         let shared = Arc::new(Shared { state: Mutex::new(state), poll_interval, workers: workers.clone() });
         let weak = Arc::downgrade(&shared);
-        let on_event: Arc<OnEvent> = Arc::new(move |event: LocationEvent| {
+        let on_event = move |event: LocationEvent| {
             if event.kind == LocationKind::Exited
                 && let Some(shared) = weak.upgrade()
             {
                 shared.lock().forget(event.tid);
             }
             on_event(event);
-        });
+        };
         let programs = match prefer {
             Prefer::Poll => Err("polling was asked for".to_owned()),
             Prefer::Auto | Prefer::Bpf => bpf::Programs::load(topology),
@@ -281,10 +248,10 @@ impl LocationWatcher {
         let mut state = shared.lock();
         let events = match programs {
             Ok(programs) => {
-                let (weak, theirs) = (Arc::downgrade(&shared), Arc::clone(&on_event));
+                let weak = Arc::downgrade(&shared);
                 let on_failure = move |reason| {
                     if let Some(shared) = weak.upgrade() {
-                        shared.fall_back(reason, theirs);
+                        shared.fall_back(reason, on_event);
                     }
                 };
                 let (source, events) = programs.start(on_failure)?;
@@ -293,8 +260,6 @@ impl LocationWatcher {
             }
             Err(reason) if prefer == Prefer::Bpf => return Err(LocationError::NoBpf { reason }),
             Err(reason) => {
-                let theirs = Arc::clone(&on_event);
-                let on_event = move |event| theirs(event);
                 let (topology, none) = (topology.clone(), HashMap::new());
                 let poll = PollSource::start(workers, topology, poll_interval, &none, on_event)?;
                 (state.source, state.why_not_bpf) = (Some(Source::Poll(poll)), Some(reason));
@@ -302,7 +267,7 @@ impl LocationWatcher {
             }
         };
         drop(state);
-        Ok((Self { shared }, events, on_event))
+        Ok((Self { shared }, events))
     }
 
     /// Watches a thread of a process. Read its location after this call, not before, or a
@@ -441,7 +406,7 @@ pub fn monotonic_ns() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::{sync::mpsc, time::Instant};
+    use std::sync::mpsc;
     use vnuma_model::HostNode;
 
     /// No event takes this long, on no machine.
@@ -453,55 +418,31 @@ mod tests {
         let node = HostNode { id: 0, cpus: (0..64).collect(), ..HostNode::default() };
         let host = HostTopology { nodes: vec![node], ..HostTopology::default() };
         let (send, events) = mpsc::channel();
-        let on_event = move |event: LocationEvent| {
-            bpf::FAILING.with(|failing| failing.set(true));
-            let _ = send.send(event);
-        };
-        let watcher = LocationWatcher::start(
-            &Workers::default(),
-            &host,
-            Prefer::Bpf,
-            Duration::from_millis(5),
-            on_event,
-        )
-        .unwrap();
+        let on_event = move |event| send.send(event).unwrap();
+        let (workers, interval) = (Workers::default(), Duration::from_millis(5));
+        let started = LocationWatcher::start(&workers, &host, Prefer::Bpf, interval, on_event).unwrap();
+        let (watcher, mut kernel) = (started.0, started.1.expect("the kernel's events"));
         assert_eq!((watcher.health().by.in_use.as_str(), watcher.health().watched), (BPF, 0));
-        // Threads whose end is an event. The first one breaks the source; what comes after takes over with the next one
-        // that was not taken together with it.
         let pid = std::process::id().cast_signed();
-        let short = || {
-            let (tell, told) = mpsc::channel();
-            let (keep, kept) = mpsc::channel::<()>();
-            let thread = std::thread::spawn(move || {
-                tell.send(nix::unistd::gettid().as_raw()).unwrap();
-                let _ = kept.recv();
-            });
-            (told.recv().unwrap(), keep, thread)
-        };
-        let stays = short();
-        watcher.watch(pid, stays.0).unwrap();
-        let end = |(tid, keep, thread): (i32, mpsc::Sender<()>, std::thread::JoinHandle<()>)| {
-            drop(keep);
-            thread.join().unwrap();
-            tid
-        };
-        let until_exit = |tid: i32| loop {
-            let event = events.recv_timeout(HANG).expect("an event");
-            if event.kind == LocationKind::Exited && event.tid == tid {
-                return;
-            }
-        };
-        let limit = Instant::now() + HANG;
-        while watcher.health().by.in_use == BPF && Instant::now() < limit {
-            let next = short();
-            watcher.watch(pid, next.0).unwrap();
-            until_exit(end(next));
+        let (tell, told) = mpsc::channel();
+        let (keep, kept) = mpsc::channel::<()>();
+        let thread = std::thread::spawn(move || {
+            tell.send(nix::unistd::gettid().as_raw()).unwrap();
+            let _ = kept.recv();
+        });
+        let tid = told.recv().unwrap();
+        watcher.watch(pid, tid).unwrap();
+        while kernel.failed("a test wants it so".to_owned()).is_some() {
+            assert_eq!(watcher.health().by.in_use, BPF, "it is tried again");
         }
+        assert_eq!(kernel.take(&mut Vec::new()), None);
         let health = watcher.health();
         assert_eq!((health.by.in_use.as_str(), health.watched), ("poll", 1));
         assert!(health.by.why_not(BPF).unwrap().contains("a test wants it so"));
-        watcher.watch(pid, stays.0).unwrap();
-        until_exit(end(stays));
+        watcher.watch(pid, tid).unwrap();
+        drop(keep);
+        thread.join().unwrap();
+        while events.recv_timeout(HANG).expect("an event").kind != LocationKind::Exited {}
         assert_eq!(watcher.health().watched, 0);
     }
 }
