@@ -11,7 +11,7 @@ use nix::{
 };
 use std::{
     num::NonZeroUsize,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, OwnedFd},
     ptr::NonNull,
 };
 
@@ -121,11 +121,5 @@ impl Memory {
     pub(crate) fn discard(&self, offset: usize, len: usize) -> Result<(), Errno> {
         let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
         fallocate(&self.file, flags, offset as i64, len as i64)
-    }
-}
-
-impl AsFd for Memory {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
     }
 }

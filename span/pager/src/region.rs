@@ -53,9 +53,6 @@ impl Default for Options {
 pub struct Features {
     /// Lost pages can be poisoned (Linux 6.6). Without it [`Region::poison`] is refused.
     pub poison: bool,
-    /// `UFFDIO_RWPROTECT` exists (Linux 7.3). The pager has no use for it: the kernel keeps it in the same bit of a page
-    /// table entry as write protection, and a mapping can have one of the two only.
-    pub rwprotect: bool,
 }
 
 /// Largest number of shards.
@@ -165,8 +162,7 @@ impl Region {
 
     /// What this kernel has beyond what is needed.
     pub fn features(&self) -> Features {
-        let has = |bit| self.shards.iter().all(|shard| shard.has(bit));
-        Features { poison: has(feature::POISON), rwprotect: has(feature::RWP) }
+        Features { poison: self.shards.iter().all(|shard| shard.has(feature::POISON)) }
     }
 
     /// The state of a page at this moment.
@@ -339,16 +335,6 @@ impl Region {
         }
     }
 
-    /// Gives the memory of an invalid page back to the system.
-    pub fn discard(&self, page: u64) -> Result<(), PageError> {
-        let locked = self.states.lock(page)?;
-        if locked.state != PageState::Invalid {
-            return locked.refuse("discarded");
-        }
-        let discarded = self.memory.discard(offset(page), PAGE_SIZE);
-        discarded.map_err(|error| system(page, "fallocate(FALLOC_FL_PUNCH_HOLE)", error))
-    }
-
     /// Makes every access to a page whose content is lost an error instead of a wait: SIGBUS in a thread, an error of
     /// `KVM_RUN` in a vCPU, `EFAULT` of a system call. A thread that waits for it is woken.
     ///
@@ -475,13 +461,6 @@ impl Region {
         // SAFETY: a page inside the alias. The guest cannot write it, and the lock keeps other threads of the
         // pager away for as long as the reference lives.
         unsafe { self.memory.alias.at(offset(page)).cast::<Page>().as_ref() }
-    }
-}
-
-impl AsFd for Region {
-    /// The file, for a process that is to map the same memory. Its mappings report no faults.
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.memory.as_fd()
     }
 }
 

@@ -21,7 +21,6 @@ pub(crate) mod feature {
     pub const MINOR_SHMEM: u64 = 1 << 10;
     pub const WP_HUGETLBFS_SHMEM: u64 = 1 << 12;
     pub const POISON: u64 = 1 << 14;
-    pub const RWP: u64 = 1 << 17;
 }
 
 /// The features without which there is no pager, the oldest kernel that has each, and its name.
@@ -287,6 +286,7 @@ mod tests {
     /// mapped, and would need no `MADV_DONTNEED` and `UFFDIO_CONTINUE`.
     #[test]
     fn no_mapping_has_both_write_protection_and_rwprotect() {
+        const FEATURE_RWP: u64 = 1 << 17;
         const REGISTER_RWP: u64 = 1 << 3;
         let open = |features| {
             let descriptor = open_descriptor()?;
@@ -296,10 +296,10 @@ mod tests {
             Ok(opened) => opened,
             Err(error) => return eprintln!("skipped: {error}"),
         };
-        if supported & feature::RWP == 0 {
+        if supported & FEATURE_RWP == 0 {
             return eprintln!("skipped: this kernel has no UFFD_FEATURE_RWP");
         }
-        let wanted = NEEDED.iter().fold(feature::RWP, |bits, (bit, ..)| bits | bit);
+        let wanted = NEEDED.iter().fold(FEATURE_RWP, |bits, (bit, ..)| bits | bit);
         let (descriptor, _) = open(wanted).expect("what the kernel offers");
         let page = std::num::NonZeroUsize::new(crate::PAGE_SIZE).expect("a page");
         let memory = crate::memory::Memory::new(page, false).expect("memory");

@@ -181,19 +181,6 @@ fn protection_does_not_outlive_a_page() {
 }
 
 #[test]
-fn a_discarded_page_has_no_memory_and_can_come_back() {
-    let Some(region) = prepared(PageState::ReadWrite) else { return };
-    let blocks = |region: &Region| nix::sys::stat::fstat(region).expect("a file").st_blocks;
-    region.invalidate(1, |_| ()).expect("invalidated");
-    assert_eq!(blocks(&region), (PAGE_SIZE / 512) as i64);
-    region.discard(1).expect("discarded");
-    assert_eq!(blocks(&region), 0);
-    assert_eq!(region.peek(1, |page| *page).expect("zeros"), content(0));
-    region.install(1, &content(3), Access::Read).expect("installed");
-    assert_eq!(as_guest(&region, |guest| guest.load(1, 0), nobody), word(3));
-}
-
-#[test]
 fn a_lost_page_is_an_error_and_can_be_replaced() {
     for state in [PageState::Invalid, PageState::ReadOnly, PageState::ReadWrite] {
         let Some(region) = prepared(state) else { return };
@@ -338,14 +325,13 @@ fn a_page_that_is_fetched_to_be_pinned_stays() {
 fn what_a_state_does_not_allow_is_refused_and_changes_nothing() {
     use PageState::{Invalid, Poisoned, ReadOnly, ReadWrite};
     type Act = fn(&Region) -> Result<(), PageError>;
-    let acts: [(&str, Act, &[PageState]); 7] = [
+    let acts: [(&str, Act, &[PageState]); 6] = [
         ("installed", |region| region.install(1, &content(1), Access::Read), &[Invalid, Poisoned]),
         ("stored", |region| region.store(1, |_| ()), &[Invalid, Poisoned]),
         ("upgraded", |region| region.upgrade(1), &[ReadOnly]),
         ("downgraded", |region| region.downgrade(1, |_| ()), &[ReadWrite]),
         ("invalidated", |region| region.invalidate(1, |_| ()), &[ReadOnly, ReadWrite]),
         ("read", |region| region.peek(1, |_| ()), &[Invalid, ReadOnly]),
-        ("discarded", |region| region.discard(1), &[Invalid]),
     ];
     for (name, act, allowed) in acts {
         for state in [Invalid, ReadOnly, ReadWrite, Poisoned] {
@@ -373,7 +359,6 @@ fn pages_outside_are_refused_by_everything() {
             region.downgrade(page, |_| ()).expect_err("outside"),
             region.invalidate(page, |_| ()).expect_err("outside"),
             region.peek(page, |_| ()).expect_err("outside"),
-            region.discard(page).expect_err("outside"),
             region.poison(page).expect_err("outside"),
             region.wake(page).expect_err("outside"),
             region.state(page).map(drop).expect_err("outside"),

@@ -491,11 +491,6 @@ impl Lane {
         self.ended = true;
     }
 
-    /// Has the lane ended?
-    pub fn is_ended(&self) -> bool {
-        self.ended
-    }
-
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.pipe.fd()
     }
