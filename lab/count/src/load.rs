@@ -110,28 +110,24 @@ pub struct Chain {
     places: usize,
 }
 
-/// A small generator of numbers, the same on every run (xorshift64).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 % limit as u64) as usize
+/// All numbers below `count` in random order, the same for a seed on every run (xorshift64).
+fn shuffled(count: usize, seed: u64) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..count).collect();
+    let mut random = seed | 1;
+    for last in (1..count).rev() {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        order.swap(last, (random % (last + 1) as u64) as usize);
     }
+    order
 }
 
 impl Chain {
     /// Every line of the memory once, in random order.
     pub fn random(memory: Memory, seed: u64) -> Self {
         let places = memory.bytes / LINE;
-        let mut order: Vec<usize> = (0..places).collect();
-        let mut random = Random(seed | 1);
-        for last in (1..places).rev() {
-            order.swap(last, random.below(last + 1));
-        }
-        Self::through(memory, order.into_iter().map(|line| line * LINE))
+        Self::through(memory, shuffled(places, seed).into_iter().map(|line| line * LINE))
     }
 
     /// One line of every page, in order.
@@ -230,11 +226,7 @@ impl Matrix {
     /// Of this memory, whose blocks are visited in random order.
     pub fn new(memory: Memory, seed: u64) -> Self {
         let blocks = memory.bytes() / BLOCK;
-        let mut order: Vec<usize> = (0..blocks).collect();
-        let mut random = Random(seed | 1);
-        for last in (1..blocks).rev() {
-            order.swap(last, random.below(last + 1));
-        }
+        let order = shuffled(blocks, seed);
         Self { memory, vector: vec![1; BLOCK / size_of::<usize>()], order, next: 0 }
     }
 
