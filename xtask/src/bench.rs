@@ -45,17 +45,17 @@ enum Which {
     /// What vnumad costs with hundreds of VMs, and how fast it publishes, on this machine
     Daemon(daemon::Arguments),
     /// What a decision of each scheduling policy costs, with 4096 vCPUs on 64 nodes, placing a VM, and a look at 1 TiB
-    Decide(decide::Arguments),
+    Decide(Form),
     /// How fast pages move between nodes: each protocol, its parts, and the floor
-    Dsm(dsm::Arguments),
+    Dsm(Form),
     /// What placements do for a fleet of servers, compared with the rules of others, simulated
     Fleet(fleet::Arguments),
     /// What the lab's counters cost: boot and loops, with and without, interleaved
-    Lab(lab::Arguments),
+    Lab(Form),
     /// What memory policies do for VMs whose memory is displaced, beside AutoNUMA and others
     Memory(memory::Arguments),
     /// How long it takes until the guest of a VM that migrates is told where it is
-    Migrate(migrate::Arguments),
+    Migrate(Form),
     /// What the place of a VM costs its workloads on passthrough devices
     Nuioa(nuioa::Arguments),
     /// What language runtimes and allocators in a VM lose when its vCPUs move, by who is told
@@ -120,12 +120,12 @@ impl Which {
     fn run(&self) -> Result<()> {
         match self {
             Self::Daemon(arguments) => daemon::run(arguments),
-            Self::Decide(arguments) => decide::run(arguments),
-            Self::Dsm(arguments) => dsm::run(arguments),
+            Self::Decide(form) => decide::run(*form),
+            Self::Dsm(form) => dsm::run(*form),
             Self::Fleet(arguments) => fleet::run(arguments),
-            Self::Lab(arguments) => lab::run(arguments),
+            Self::Lab(form) => lab::run(*form),
             Self::Memory(arguments) => memory::run(arguments),
-            Self::Migrate(arguments) => migrate::run(arguments),
+            Self::Migrate(form) => migrate::run(*form),
             Self::Nuioa(arguments) => nuioa::run(arguments),
             Self::Runtimes(arguments) => runtimes::run(arguments),
             Self::Topology(arguments) => topology::run(arguments),

@@ -97,14 +97,8 @@ impl Report {
     }
 }
 
-#[derive(clap::Args)]
-pub struct Arguments {
-    #[command(flatten)]
-    form: Form,
-}
-
 /// Runs it.
-pub fn run(Arguments { form }: &Arguments) -> Result<()> {
+pub fn run(form: Form) -> Result<()> {
     ensure!(!form.full, "this benchmark has one form, and a short one");
     let target = workspace().join("target/bench").join(form.folder("decide")).join("criterion");
     let before = load_average();

@@ -17,14 +17,8 @@ use vnuma_lab_runner::LabRun;
 
 const PACKAGES: &str = "bench/dsm/host-packages.txt";
 
-#[derive(clap::Args)]
-pub struct Arguments {
-    #[command(flatten)]
-    form: Form,
-}
-
 /// Runs it.
-pub fn run(Arguments { form }: &Arguments) -> Result<()> {
+pub fn run(form: Form) -> Result<()> {
     ensure!(!form.full, "this benchmark has one form, and a short one");
     let programs = build(form.smoke, &[("vnuma-bench-dsm", "bench-dsm"), ("dsm-run", "dsm-run")])?;
     let [program, dsm_run] = &programs[..] else { bail!("a program is missing") };

@@ -53,14 +53,8 @@ struct Cost {
     ratio: f64,
 }
 
-#[derive(clap::Args)]
-pub struct Arguments {
-    #[command(flatten)]
-    form: Form,
-}
-
 /// Runs it.
-pub fn run(Arguments { form }: &Arguments) -> Result<()> {
+pub fn run(form: Form) -> Result<()> {
     ensure!(!form.full, "this benchmark has one form, and a short one");
     let (rounds, runs) = if form.smoke { (1, 1) } else { (ROUNDS, RUNS) };
     end_on_signals().context("signal handlers")?;
@@ -89,7 +83,7 @@ pub fn run(Arguments { form }: &Arguments) -> Result<()> {
             }
         }
     }
-    finish(*form, costs, dilation)
+    finish(form, costs, dilation)
 }
 
 /// Seconds that a command took. lab-load reports those of the loop alone.

@@ -23,14 +23,8 @@ const HANG: Duration = Duration::from_secs(3600);
 const GOAL: f64 = 3.0;
 const BACKENDS: [&str; 2] = ["qmp", "libvirt"];
 
-#[derive(clap::Args)]
-pub struct Arguments {
-    #[command(flatten)]
-    form: Form,
-}
-
 /// Runs it and writes the report.
-pub fn run(Arguments { form }: &Arguments) -> Result<()> {
+pub fn run(form: Form) -> Result<()> {
     end_on_signals().context("signal handlers")?;
     let files = files(form.smoke)?;
     // How often a VM migrates in each way.
