@@ -43,13 +43,13 @@ pub struct Arguments {
 #[derive(Subcommand)]
 enum Which {
     /// What vnumad costs with hundreds of VMs, and how fast it publishes, on this machine
-    Daemon(daemon::Arguments),
+    Daemon(FormAndJson),
     /// What a decision of each scheduling policy costs, with 4096 vCPUs on 64 nodes, placing a VM, and a look at 1 TiB
     Decide(Form),
     /// How fast pages move between nodes: each protocol, its parts, and the floor
     Dsm(Form),
     /// What placements do for a fleet of servers, compared with the rules of others, simulated
-    Fleet(fleet::Arguments),
+    Fleet(FormAndJson),
     /// What the lab's counters cost: boot and loops, with and without, interleaved
     Lab(Form),
     /// What memory policies do for VMs whose memory is displaced, beside AutoNUMA and others
@@ -75,6 +75,15 @@ struct Form {
     /// A form of at most two minutes, of which nothing is judged but that figures come out
     #[arg(long)]
     smoke: bool,
+}
+
+#[derive(clap::Args)]
+struct FormAndJson {
+    #[command(flatten)]
+    form: Form,
+    /// Print the report instead of a table
+    #[arg(long)]
+    json: bool,
 }
 
 impl Form {

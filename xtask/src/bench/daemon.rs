@@ -1,6 +1,6 @@
 //! What vnumad costs with hundreds of VMs, and how fast it publishes, on this machine: bench/daemon measures.
 
-use super::{Form, build, commit, with_scratch};
+use super::{FormAndJson, build, commit, with_scratch};
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 use std::process::{Command, Stdio};
@@ -20,18 +20,8 @@ const COLUMNS: [(&str, usize); 11] = [
     ("rss_mb", 1),
 ];
 
-#[derive(clap::Args)]
-pub struct Arguments {
-    #[command(flatten)]
-    form: Form,
-    /// Print the report instead of a table
-    #[arg(long)]
-    json: bool,
-}
-
 /// Runs it and writes the report.
-pub fn run(arguments: &Arguments) -> Result<()> {
-    let Arguments { form, json } = arguments;
+pub fn run(FormAndJson { form, json }: &FormAndJson) -> Result<()> {
     let programs = build(form.smoke, &[("vnumad", "vnumad"), ("vnuma-bench-daemon", "bench-daemon")])?;
     let [vnumad, bench] = &programs[..] else { bail!("a program is missing") };
     let mut bench = Command::new(bench);

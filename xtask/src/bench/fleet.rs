@@ -1,23 +1,14 @@
 //! `make bench NAME=fleet`: placements on a simulated fleet.
 
-use super::{Form, build};
+use super::{FormAndJson, build};
 use anyhow::{Context, Result, ensure};
 use std::process::{Command, Stdio};
-
-#[derive(clap::Args)]
-pub struct Arguments {
-    #[command(flatten)]
-    form: Form,
-    /// Print the report instead of a table
-    #[arg(long)]
-    json: bool,
-}
 
 /// VMs of the short form.
 const SMOKE: [&str; 2] = ["--starts", "200"];
 
 /// Runs it.
-pub fn run(Arguments { form, json }: &Arguments) -> Result<()> {
+pub fn run(FormAndJson { form, json }: &FormAndJson) -> Result<()> {
     ensure!(!form.full, "this benchmark has one form, and a short one");
     let built = build(form.smoke, &[("vnuma-bench-fleet", "bench-fleet")])?;
     let program = |json: bool| {
