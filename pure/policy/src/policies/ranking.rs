@@ -34,7 +34,7 @@ impl Propose for Ranking<'_> {
         let mut ranks = Vec::new();
         for id in ids {
             let vm = world.get(id).and_then(|managed| managed.vm.as_ref());
-            // One whose masks are not given back yet is told of with the next period.
+            // Where a policy has ended, ranks stay while masks are given back, until the next period at the latest.
             let stays = |vm: &&Vm| match period {
                 true => vm.scheduling.policy.acts(),
                 false => vm.scheduling.wants_readings(),
