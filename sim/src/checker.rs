@@ -477,7 +477,9 @@ impl Checker {
             Command::Resize(..) => self.expect(false, "size", || "nobody wants another size".to_owned()),
             // `departs` has looked at it.
             Command::Migrate(..) => {}
-            Command::Publish(vm, generation, publication) => self.published(*vm, *generation, publication),
+            Command::Publish(task, generation, publication) => {
+                self.published(task.vm, *generation, publication);
+            }
             Command::CloseChannel(vm) => {
                 self.expect(open, "leak", || format!("VM {vm} has no channel to be closed"));
                 self.closed(*vm);

@@ -193,6 +193,6 @@ impl Daemon {
     /// Does the core serve a channel for it?
     pub fn serves(&self, vm: VmId) -> bool {
         let known = self.core.world().get(vm).and_then(|managed| managed.vm.as_ref());
-        known.is_some_and(|vm| vm.channel.publisher().is_some())
+        known.is_some_and(|vm| vm.channel.generation().is_some())
     }
 }

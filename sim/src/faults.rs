@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 use vnuma_daemon::core::event::{Ask, Command, Event, Report};
-use vnuma_policy::{Publication, SettlePolicy, world::VmId};
+use vnuma_policy::{
+    Publication, SettlePolicy,
+    world::{TaskId, VmId},
+};
 use vnuma_random::Rng;
 
 /// What a buggy core would do.
@@ -166,8 +169,8 @@ impl Saboteur {
     fn spoil(&mut self, fault: Fault, command: Command, todo: &mut Vec<Todo>) {
         let mut push = |command| todo.push(Todo { command, lost: false });
         match (fault, command) {
-            (_, Command::Publish(vm, generation, publication)) => {
-                self.spoil_publication(fault, vm, generation, publication, todo);
+            (_, Command::Publish(task, generation, publication)) => {
+                self.spoil_publication(fault, task, generation, publication, todo);
             }
             (Fault::DropAnswer, Command::Reply(_)) if self.strikes(10) => {}
             (Fault::ForgetUnwatch, Command::Unwatch(_)) if self.strikes(100) => {}
@@ -246,11 +249,12 @@ impl Saboteur {
     fn spoil_publication(
         &mut self,
         fault: Fault,
-        vm: VmId,
+        task: TaskId,
         generation: u64,
         mut publication: Publication,
         todo: &mut Vec<Todo>,
     ) {
+        let vm = task.vm;
         let known = self.before.insert(vm, publication.clone());
         let before = known.filter(|before| before.vcpus.len() == publication.vcpus.len());
         let (mut lost, mut again, mut used) = (false, false, generation);
@@ -290,7 +294,7 @@ impl Saboteur {
             _ => {}
         }
         let copy = again.then(|| publication.clone());
-        todo.push(Todo { command: Command::Publish(vm, used, publication), lost });
-        todo.extend(copy.map(|copy| Todo { command: Command::Publish(vm, used, copy), lost: false }));
+        todo.push(Todo { command: Command::Publish(task, used, publication), lost });
+        todo.extend(copy.map(|copy| Todo { command: Command::Publish(task, used, copy), lost: false }));
     }
 }

@@ -15,7 +15,7 @@ use vnuma_hypervisor::VmError;
 use vnuma_model::{Abilities, Destinations, VmCandidate};
 use vnuma_policy::{
     Publication,
-    world::{ConnectionId, VmId},
+    world::{ConnectionId, TaskId, VmId},
 };
 
 /// Threads that are looked at in one go, and the pause after it.
@@ -50,8 +50,8 @@ impl Simulation {
             }
             // No request leads to it.
             Command::Resize(..) => {}
-            Command::Publish(vm, generation, publication) => {
-                return Some(self.publish(vm, generation, publication, lost));
+            Command::Publish(task, generation, publication) => {
+                return Some(self.publish(task, generation, publication, lost));
             }
             Command::CloseChannel(vm) => drop(self.daemon.channels.remove(&vm)),
             Command::ForgetRecord(pid) => {
@@ -133,19 +133,20 @@ impl Simulation {
         self.ours(MILLI, Action::Arrive(Message::Report(connection, Report::Lost(lost))));
     }
 
-    fn publish(&mut self, vm: VmId, generation: u64, publication: Publication, lost: bool) -> Event {
+    fn publish(&mut self, task: TaskId, generation: u64, publication: Publication, lost: bool) -> Event {
+        let vm = task.vm;
         let Some(open) = self.daemon.channels.get_mut(&vm) else {
-            return Event::Published(vm, Err(Refusal::NotAttached { vm: vm.to_string() }));
+            return Event::Published(task, Err(Refusal::NotAttached { vm: vm.to_string() }));
         };
         if open.2 != generation {
             let source = io::Error::other("the channel is at another generation");
-            return Event::Published(vm, Err(Refusal::System { vm: vm.to_string(), source }));
+            return Event::Published(task, Err(Refusal::System { vm: vm.to_string(), source }));
         }
         open.2 += 1;
         let (slot, device) = (open.0, open.1);
         if self.chaotic && self.rng.chance(1) {
             let source = io::Error::other("the channel cannot be written");
-            return Event::Published(vm, Err(Refusal::System { vm: vm.to_string(), source }));
+            return Event::Published(task, Err(Refusal::System { vm: vm.to_string(), source }));
         }
         self.count("publications");
         let machine = self.world.places[slot].machine.as_mut();
@@ -155,7 +156,7 @@ impl Simulation {
             known.page = Some((generation, publication));
             self.ring(slot);
         }
-        Event::Published(vm, Ok(generation + 1))
+        Event::Published(task, Ok(generation + 1))
     }
 
     /// A guest's interrupt.

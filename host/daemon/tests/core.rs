@@ -108,9 +108,9 @@ impl Run {
             match command {
                 Command::Connect(_, connection, _) => self.last = connection,
                 Command::Ask(connection, ask) => self.asked.push((connection, ask)),
-                Command::Publish(vm, generation, publication) => {
-                    self.published.push((vm, generation, publication));
-                    more.push(Event::Published(vm, Ok(generation + 1)));
+                Command::Publish(task, generation, publication) => {
+                    self.published.push((task.vm, generation, publication));
+                    more.push(Event::Published(task, Ok(generation + 1)));
                 }
                 Command::WatchProcess(vm, pid) => self.watched.push((vm, pid)),
                 Command::UnwatchProcess(vm, pid) => self.watched.retain(|known| *known != (vm, pid)),
@@ -276,6 +276,22 @@ fn an_attach_is_answered_once_everything_true_is_published() {
     assert_eq!(run.published[0].2.vcpus, [(0, 0), (1, 0)]);
     let place = |start: &str| run.lines.iter().position(|line| line.starts_with(start));
     assert!(place("Publish(").is_some() && place("Publish(") < place("Reply("));
+}
+
+/// The state of the channel of the one VM.
+fn channel(run: &Run) -> Option<ChannelState> {
+    run.core.world().iter().find_map(|(_, managed)| Some(managed.vm.as_ref()?.channel))
+}
+
+#[test]
+fn a_publication_that_is_not_under_way_has_no_outcome() {
+    let mut run = Run::with_vm();
+    run.attach();
+    let (vm, before) = (run.published[0].0, channel(&run));
+    let other = TaskId { vm, number: u64::MAX };
+    run.step(Event::Published(other, Err(Refusal::NotAttached { vm: "a".into() })));
+    run.step(Event::Published(other, Ok(1)));
+    assert_eq!((channel(&run), run.answered(1000)), (before, Some(true)));
 }
 
 #[test]

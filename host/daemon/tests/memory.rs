@@ -119,9 +119,9 @@ impl Run {
             match command {
                 Command::Connect(vm, connection, _) => self.vm = (vm, connection),
                 Command::RestoreMasks(task, _) => more.push(Event::MasksRestored(task, Ok(0))),
-                Command::Publish(vm, generation, _) => {
+                Command::Publish(task, generation, _) => {
                     self.published += 1;
-                    more.push(Event::Published(vm, Ok(generation + 1)));
+                    more.push(Event::Published(task, Ok(generation + 1)));
                 }
                 Command::Ask(_, Ask::Describe) => self.described += 1,
                 Command::MoveMemory { task, pid, order } => {

@@ -172,9 +172,9 @@ impl Run {
                     Command::Connect(vm, connection, _) => (self.vm, self.connection) = (vm, connection),
                     Command::Disconnect(_) => self.done.push("disconnect".into()),
                     Command::RestoreMasks(task, _) => events.push_back(Event::MasksRestored(task, Ok(0))),
-                    Command::Publish(vm, generation, _) => {
+                    Command::Publish(task, generation, _) => {
                         self.done.push("publish".into());
-                        events.push_back(Event::Published(vm, Ok(generation + 1)));
+                        events.push_back(Event::Published(task, Ok(generation + 1)));
                     }
                     Command::Ask(connection, ask) => {
                         if !matches!(ask, Ask::LookAtMigration | Ask::Describe) {

@@ -179,12 +179,12 @@ impl Run {
                         self.orders.push(order);
                     }
                     Command::StopMemory(_) => self.stopped += 1,
-                    Command::Publish(vm, generation, publication) => {
+                    Command::Publish(task, generation, publication) => {
                         let distance = publication.distances.rows()[0].get(1);
                         self.done.push(
                             distance.map_or("publish".into(), |distance| format!("publish {distance}")),
                         );
-                        events.push_back(Event::Published(vm, Ok(generation + 1)));
+                        events.push_back(Event::Published(task, Ok(generation + 1)));
                     }
                     Command::Move { task, vcpu, tid, node, .. } => {
                         self.done.push(format!("vcpu {vcpu} to {node}"));

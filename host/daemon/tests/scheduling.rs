@@ -134,9 +134,9 @@ impl Run {
         for command in self.core.step(self.now_ns, event) {
             match command {
                 Command::Connect(vm, connection, _) => self.connections.push((vm, connection)),
-                Command::Publish(vm, generation, _) => {
+                Command::Publish(task, generation, _) => {
                     self.published += 1;
-                    more.push(Event::Published(vm, Ok(generation + 1)));
+                    more.push(Event::Published(task, Ok(generation + 1)));
                 }
                 Command::Count { vm, vcpus, .. } => self.counts.push((vm, vcpus.len())),
                 Command::Confine { task, pid, masks } => {

@@ -64,14 +64,14 @@ impl Core {
     }
 
     fn publish(&mut self, id: VmId, generation: u64, reason: PublishReason) {
-        let (now_ns, policy) = (self.now_ns, self.policies.settle);
-        let Some((_, vm)) = self.world.vm_mut(id) else { return };
-        let Some(state) = vm.channel.next(ChannelEvent::PublishStarted) else { return };
-        vm.channel = state;
+        let (now_ns, policy, task) = (self.now_ns, self.policies.settle, self.world.next_task(id));
+        let known = self.world.vm_mut(id).filter(|(_, vm)| vm.channel.generation().is_some());
+        let Some((_, vm)) = known else { return };
+        vm.publication.begin(task, ());
         let publication = vm.placement.publish(&policy, generation, now_ns);
         (vm.stats.published, vm.stats.publications) = (Some(generation), vm.stats.publications + 1);
         let (name, changed_ns) = (vm.name().to_owned(), publication.changed_ns);
-        self.commands.push(Command::Publish(id, generation, publication));
+        self.commands.push(Command::Publish(task, generation, publication));
         self.log(Level::Debug, format!("{name}: generation {generation:016x} is published: {reason:?}"));
         let generation = api::Generation(generation);
         self.announce(api::Event::Published { vm: name, generation, time_ns: now_ns, changed_ns });

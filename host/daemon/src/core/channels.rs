@@ -9,7 +9,9 @@ use super::{
 };
 use vnuma_api as api;
 use vnuma_hypervisor::VmError;
-use vnuma_policy::world::{ChannelEvent, ChannelState, DriverStatus, ReplugEnd, Unplug, Vm, VmId};
+use vnuma_policy::world::{
+    ChannelEvent, ChannelState, DriverStatus, ReplugEnd, Task, TaskId, Unplug, Vm, VmId,
+};
 use vnuma_policy::{Action, Reason, migration::MigrationEvent};
 
 impl Core {
@@ -22,11 +24,12 @@ impl Core {
         if !vm.channel.is_plugged() {
             (vm.unplug, vm.came_along) = (None, false);
         }
-        let (served, serves) = (before.publisher().is_some(), vm.channel.publisher().is_some());
+        let (served, serves) = (before.generation().is_some(), vm.channel.generation().is_some());
         if serves && !served {
             vm.placement.start_publishing(now_ns);
         } else if served && !serves {
             vm.placement.stop_publishing();
+            vm.publication = Task::default();
             vm.stats.driver = DriverStatus::default();
             self.commands.push(Command::CloseChannel(id));
         }
@@ -94,7 +97,11 @@ impl Core {
     }
 
     /// A publication was written, or failed.
-    pub(super) fn published(&mut self, id: VmId, outcome: Result<u64, Refusal>) {
+    pub(super) fn published(&mut self, task: TaskId, outcome: Result<u64, Refusal>) {
+        let id = task.vm;
+        if self.world.vm_mut(id).and_then(|(_, vm)| vm.publication.end(task)).is_none() {
+            return;
+        }
         match outcome {
             Ok(next) => {
                 self.channel_event(id, ChannelEvent::Published(next));
@@ -241,7 +248,7 @@ impl Core {
     pub(super) fn acknowledged(&mut self, id: VmId, generation: u64) {
         let acknowledged_ns = self.now_ns;
         let Some((_, vm)) = self.world.vm_mut(id) else { return };
-        if vm.channel.publisher().is_none() {
+        if vm.channel.generation().is_none() {
             return;
         }
         let Some(update) = vm.placement.acknowledged(generation) else { return };
@@ -259,7 +266,7 @@ impl Core {
 
     /// A guest has signalled its area. It may do so without end, so an unchanged report costs nothing.
     pub(super) fn driver_reported(&mut self, id: VmId, status: DriverStatus) {
-        let news = |vm: &Vm| vm.channel.publisher().is_some() && vm.stats.driver != status;
+        let news = |vm: &Vm| vm.channel.generation().is_some() && vm.stats.driver != status;
         let now_ns = self.now_ns;
         if self.vm(id).is_some_and(news)
             && let Some((_, vm)) = self.world.vm_mut(id)

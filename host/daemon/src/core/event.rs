@@ -39,7 +39,7 @@ pub enum Event {
     /// What a guest's driver reports of itself. It may be what it reported before.
     Driver(VmId, DriverStatus),
     /// A publication was written, with the generation of the next one; or it failed.
-    Published(VmId, Result<u64, Refusal>),
+    Published(TaskId, Result<u64, Refusal>),
     /// A move was made, with the vCPU's location after it; or it failed.
     Moved(TaskId, Result<Option<VcpuLocation>, ActError>),
     /// A period of the counted threads has ended.
@@ -280,7 +280,7 @@ pub enum Command {
     /// Have a memory device of this guest node, by its id, offer its guest so many bytes; [`Report::Resized`] answers.
     Resize(ConnectionId, GuestNodeId, String, u64),
     /// Publish to a guest; [`Event::Published`] answers.
-    Publish(VmId, u64, Publication),
+    Publish(TaskId, u64, Publication),
     /// The host's end of a VM's channel is not used any more.
     CloseChannel(VmId),
     /// Remove the channel record of this process, which has ended.

@@ -176,7 +176,7 @@ impl Core {
         if phase == Phase::Done {
             return self.left(id);
         }
-        if self.vm(id).is_some_and(|vm| vm.channel.publisher().is_some()) && !keeps_mark {
+        if self.vm(id).is_some_and(|vm| vm.channel.generation().is_some()) && !keeps_mark {
             self.unmark(id);
         }
     }

@@ -172,7 +172,7 @@ impl Core {
             Event::ThreadEnded(tid) => self.thread_ended(tid),
             Event::Acknowledged(vm, generation) => self.acknowledged(vm, generation),
             Event::Driver(vm, status) => self.driver_reported(vm, status),
-            Event::Published(vm, outcome) => self.published(vm, outcome),
+            Event::Published(task, outcome) => self.published(task, outcome),
             Event::Moved(task, outcome) => self.moved(task, outcome),
             Event::ProcessState(vm, pid, stopped) => self.process_state(vm, pid, stopped),
             Event::MainLoopBusy(vm, pid) => self.main_loop_busy(vm, pid),

@@ -267,7 +267,7 @@ impl Core {
         if let Some(rehome) = &mut vm.homing.rehome {
             rehome.seen();
         }
-        let served = vm.channel.publisher().is_some();
+        let served = vm.channel.generation().is_some();
         self.watch_only(id, &vcpus);
         let mut new = Vec::new();
         for vcpu in vcpus {
@@ -423,7 +423,7 @@ impl Core {
             self.registry.names.remove(vm.name());
         }
         let state = self.states.remove(id);
-        if vm.channel.publisher().is_some() {
+        if vm.channel.generation().is_some() {
             self.commands.push(Command::CloseChannel(id));
         }
         if ended {
@@ -460,7 +460,7 @@ impl Core {
     fn rebooted(&mut self, id: VmId) {
         let now_ns = self.now_ns;
         let Some((_, vm)) = self.world.vm_mut(id) else { return };
-        if vm.channel.publisher().is_some() || !vm.channel.is_plugged() {
+        if vm.channel.generation().is_some() || !vm.channel.is_plugged() {
             vm.placement.rebooted(now_ns);
         }
     }

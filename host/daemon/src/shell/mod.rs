@@ -414,7 +414,7 @@ impl Shell {
         // The core may have dropped this channel meanwhile.
         let served = |vm: &VmId| {
             let known = self.core.world().get(*vm).and_then(|managed| managed.vm.as_ref());
-            known.is_some_and(|vm| vm.channel.publisher().is_some())
+            known.is_some_and(|vm| vm.channel.generation().is_some())
         };
         if self.channels.contains_key(&vm) && !served(&vm) {
             self.channels.remove(&vm);
@@ -522,8 +522,8 @@ impl Shell {
             Command::Resize(connection, node, device, bytes) => {
                 self.with_worker(connection, |worker| worker.resize(node, device, bytes));
             }
-            Command::Publish(vm, generation, publication) => {
-                return Some(Event::Published(vm, self.publish(vm, generation, publication)));
+            Command::Publish(task, generation, publication) => {
+                return Some(Event::Published(task, self.publish(task.vm, generation, publication)));
             }
             Command::CloseChannel(vm) => drop(self.channels.remove(&vm)),
             Command::ForgetRecord(pid) => {

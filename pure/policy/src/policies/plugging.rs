@@ -25,7 +25,7 @@ impl Propose for Plugging {
         now.gone().for_each(|id| memory.0.forget(id));
         let mut steps = Vec::new();
         for (id, managed, vm) in now.vms() {
-            if vm.channel.publisher().is_some() {
+            if vm.channel.generation().is_some() {
                 memory.0.forget(id);
             }
             let again = vm.unplug_step(managed.responsive().is_some(), now.now_ns);

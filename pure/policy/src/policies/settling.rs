@@ -1,7 +1,7 @@
 //! What is true is published when it has settled.
 
 use super::{Now, Propose};
-use crate::{Action, Due, SettlePolicy, Step, world::Publisher};
+use crate::{Action, Due, SettlePolicy, Step};
 
 /// When a difference is worth a publication is said by the [`Settler`](crate::Settler).
 pub struct Settling<'a>(pub &'a SettlePolicy);
@@ -11,7 +11,7 @@ impl Propose for Settling<'_> {
 
     fn propose(&self, now: &Now<'_>, (): &mut ()) -> Vec<Step> {
         let publication = |(id, _, vm): (_, _, &crate::world::Vm)| {
-            let Some(Publisher::Ready(generation)) = vm.channel.publisher() else { return None };
+            let generation = vm.may_publish()?;
             let (reason, not_before_ns) = match vm.placement.due(self.0, now.now_ns) {
                 Due::Nothing => return None,
                 Due::Deferred(reason) => (reason, vm.placement.next_deadline_ns(self.0)?),

@@ -31,15 +31,6 @@ pub struct Replug {
     pub node: GuestNodeId,
 }
 
-/// The writing end of a channel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Publisher {
-    /// The next publication has this generation.
-    Ready(u64),
-    /// This generation is being published.
-    Publishing(u64),
-}
-
 /// A VM's topology channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChannelState {
@@ -53,10 +44,10 @@ pub enum ChannelState {
     AttachTimedOut,
     /// An earlier vnumad plugged it. Its parts are being copied from the hypervisor.
     Recovering,
-    /// It is there and served.
-    Attached(Publisher),
+    /// It is there and served; the next publication has this generation.
+    Attached(u64),
     /// The guest is asked to let go of it. It is served until it does.
-    Detaching(Publisher),
+    Detaching(u64),
     /// It is there, and cannot be served.
     Lost,
     /// The guest is asked to let go of one that cannot be served, or to undo an attach.
@@ -92,8 +83,6 @@ pub enum ChannelEvent {
     DetachFailed,
     /// The device is gone, whoever asked for that.
     Released,
-    /// A publication is being written.
-    PublishStarted,
     /// The publication is written; the next one has this generation.
     Published(u64),
     /// The publication failed.
@@ -115,7 +104,7 @@ impl ChannelState {
             (Self::Replugging(_), E::ReplugEnded | E::ConnectionLost) => Some(Self::Detached),
             (Self::Detached | Self::AttachTimedOut, E::AttachRequested) => Some(Self::Attaching),
             (Self::Attaching, E::Attached(next)) | (Self::Recovering, E::Recovered(next)) => {
-                Some(Self::Attached(Publisher::Ready(next)))
+                Some(Self::Attached(next))
             }
             (Self::Attaching, E::AttachFailed | E::ConnectionLost) => Some(Self::Detached),
             (Self::Attaching, E::AttachTimedOut) => Some(Self::AttachTimedOut),
@@ -127,16 +116,14 @@ impl ChannelState {
             (state, E::FoundUnplugged | E::Released | E::DetachDone) if state.is_plugged() => {
                 Some(Self::Detached)
             }
-            (Self::Attached(publisher), E::DetachRequested) => Some(Self::Detaching(publisher)),
+            (Self::Attached(next), E::DetachRequested) => Some(Self::Detaching(next)),
             (Self::Lost, E::DetachRequested) => Some(Self::LostDetaching),
-            (Self::Detaching(publisher), E::DetachFailed | E::ConnectionLost) => {
-                Some(Self::Attached(publisher))
-            }
+            (Self::Detaching(next), E::DetachFailed | E::ConnectionLost) => Some(Self::Attached(next)),
             (Self::LostDetaching, E::DetachFailed | E::ConnectionLost) => Some(Self::Lost),
             (Self::Attached(_), E::PublishFailed) => Some(Self::Lost),
             (Self::Detaching(_), E::PublishFailed) => Some(Self::LostDetaching),
-            (Self::Attached(publisher), event) => publisher.next(event).map(Self::Attached),
-            (Self::Detaching(publisher), event) => publisher.next(event).map(Self::Detaching),
+            (Self::Attached(_), E::Published(next)) => Some(Self::Attached(next)),
+            (Self::Detaching(_), E::Published(next)) => Some(Self::Detaching(next)),
             _ => None,
         }
     }
@@ -150,20 +137,10 @@ impl ChannelState {
         }
     }
 
-    /// The writing end, where this process has it.
-    pub fn publisher(self) -> Option<Publisher> {
+    /// The generation of the next publication, where this process publishes.
+    pub fn generation(self) -> Option<u64> {
         match self {
-            Self::Attached(publisher) | Self::Detaching(publisher) => Some(publisher),
-            _ => None,
-        }
-    }
-}
-
-impl Publisher {
-    fn next(self, event: ChannelEvent) -> Option<Self> {
-        match (self, event) {
-            (Self::Ready(generation), ChannelEvent::PublishStarted) => Some(Self::Publishing(generation)),
-            (Self::Publishing(_), ChannelEvent::Published(next)) => Some(Self::Ready(next)),
+            Self::Attached(next) | Self::Detaching(next) => Some(next),
             _ => None,
         }
     }
@@ -174,11 +151,10 @@ mod tests {
     use super::ChannelEvent as E;
     use super::ChannelState as S;
     use super::*;
-    use Publisher::{Publishing, Ready};
 
     const REPLUG: Replug = Replug { vcpu: 1, node: 0 };
 
-    const EVENTS: [E; 19] = [
+    const EVENTS: [E; 18] = [
         E::AttachRequested,
         E::Attached(9),
         E::AttachFailed,
@@ -192,7 +168,6 @@ mod tests {
         E::DetachDone,
         E::DetachFailed,
         E::Released,
-        E::PublishStarted,
         E::Published(9),
         E::PublishFailed,
         E::ReplugStarted(REPLUG),
@@ -222,8 +197,7 @@ mod tests {
 
     #[test]
     fn every_state_can_be_reached_and_no_other() {
-        let publishers = [Ready(9), Publishing(9)];
-        let mut expected = vec![
+        let expected = [
             S::Detached,
             S::Replugging(REPLUG),
             S::Attaching,
@@ -231,8 +205,9 @@ mod tests {
             S::Recovering,
             S::Lost,
             S::LostDetaching,
+            S::Attached(9),
+            S::Detaching(9),
         ];
-        expected.extend(publishers.iter().flat_map(|of| [S::Attached(*of), S::Detaching(*of)]));
         let reached = states();
         assert_eq!(reached.len(), expected.len(), "{reached:?}");
         assert!(expected.iter().all(|state| reached.contains(state)), "{reached:?}");
@@ -281,14 +256,14 @@ mod tests {
             let Some(next) = next else { continue };
             assert!(matches!(next, S::Detached | S::Attached(_) | S::Lost), "{state:?}");
             assert_eq!(next.is_plugged(), state.is_plugged(), "{state:?}");
-            assert_eq!(next.publisher(), state.publisher(), "{state:?}");
+            assert_eq!(next.generation(), state.generation(), "{state:?}");
         }
     }
 
     #[test]
     fn an_attach_ends_as_its_hypervisor_says() {
         let attach = |end: &[E]| after(S::Attaching, end);
-        assert_eq!(attach(&[E::Attached(9)]), Some(S::Attached(Ready(9))));
+        assert_eq!(attach(&[E::Attached(9)]), Some(S::Attached(9)));
         assert_eq!(attach(&[E::AttachFoundForeign]), Some(S::Lost));
         assert_eq!(attach(&[E::AttachTimedOut, E::AttachRequested]), Some(S::Attaching));
         assert_eq!(attach(&[E::AttachTimedOut, E::FoundPlugged]), Some(S::LostDetaching), "undone");
@@ -308,7 +283,7 @@ mod tests {
             assert_eq!(taken_over, matches!(state, S::Detached | S::Lost), "{state:?}");
             let ends = [E::Recovered(9), E::RecoverFailed].map(|event| state.next(event));
             let expected = match state {
-                S::Recovering => [Some(S::Attached(Ready(9))), Some(S::Lost)],
+                S::Recovering => [Some(S::Attached(9)), Some(S::Lost)],
                 _ => [None; 2],
             };
             assert_eq!(ends, expected, "{state:?}");
@@ -316,25 +291,19 @@ mod tests {
     }
 
     #[test]
-    fn one_publication_goes_out_after_the_other_and_a_failed_one_is_the_last() {
+    fn a_publication_says_which_is_the_next_one_and_a_failed_one_is_the_last() {
         for state in states() {
-            let (started, published) = (state.next(E::PublishStarted), state.next(E::Published(9)));
-            let at = |publisher| match state {
-                S::Attached(_) => Some(S::Attached(publisher)),
-                S::Detaching(_) => Some(S::Detaching(publisher)),
+            let published = match state {
+                S::Attached(_) => Some(S::Attached(10)),
+                S::Detaching(_) => Some(S::Detaching(10)),
                 _ => None,
             };
-            let (starts, ends) = match state.publisher() {
-                Some(Ready(generation)) => (at(Publishing(generation)), None),
-                Some(Publishing(_)) => (None, at(Ready(9))),
-                None => (None, None),
-            };
-            assert_eq!((started, published), (starts, ends), "{state:?}");
+            assert_eq!(state.next(E::Published(10)), published, "{state:?}");
             let failed = state.next(E::PublishFailed);
-            assert_eq!(failed.is_some(), state.publisher().is_some(), "{state:?}");
+            assert_eq!(failed.is_some(), state.generation().is_some(), "{state:?}");
             if let Some(failed) = failed {
                 let goes = [failed, state].map(|state| matches!(state, S::Detaching(_) | S::LostDetaching));
-                assert_eq!((failed.publisher(), goes[0]), (None, goes[1]), "{state:?}");
+                assert_eq!((failed.generation(), goes[0]), (None, goes[1]), "{state:?}");
             }
         }
     }
@@ -351,7 +320,7 @@ mod tests {
     fn only_a_served_channel_has_a_writer() {
         for state in states() {
             let served = matches!(state, S::Attached(_) | S::Detaching(..));
-            assert_eq!(state.publisher().is_some(), served, "{state:?}");
+            assert_eq!(state.generation().is_some(), served, "{state:?}");
             assert!(state.is_plugged() || !served, "{state:?}");
         }
     }

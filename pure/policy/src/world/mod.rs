@@ -17,7 +17,7 @@ mod task;
 mod unplug;
 
 pub use crate::plan::{Move, Mover, RehomeWish};
-pub use channel::{ChannelEvent, ChannelState, Publisher, Replug};
+pub use channel::{ChannelEvent, ChannelState, Replug};
 pub use homing::{Homing, Obstacle};
 pub use link::{FIRST_RETRY_NS, Link, LinkEvent};
 pub use masks::{Confine, Confining, LastStep, Mechanism, PolicyMask, VcpuMask};
@@ -136,6 +136,8 @@ pub struct Vm {
     pub assigned: BTreeMap<ApicId, (HostNodeId, Mover)>,
     /// Its topology channel.
     pub channel: ChannelState,
+    /// A publication that is being written.
+    pub publication: Task,
     /// The channel's device is to go, and the guest has not let go of it.
     pub unplug: Option<Unplug>,
     /// Moves that are requested or under way, in the order of the requests.
@@ -188,6 +190,7 @@ impl Vm {
             locations: BTreeMap::new(),
             assigned: BTreeMap::new(),
             channel: ChannelState::Detached,
+            publication: Task::default(),
             unplug: None,
             moves: Vec::new(),
             replug_wanted: None,
@@ -204,6 +207,11 @@ impl Vm {
             came_along: false,
             migration: None,
         }
+    }
+
+    /// The generation of the next publication, unless one is being written or there is no channel for it.
+    pub(crate) fn may_publish(&self) -> Option<u64> {
+        self.channel.generation().filter(|_| !self.publication.is_under_way())
     }
 
     /// Its guest has not arrived yet: its hypervisor waits for a migration.
@@ -423,7 +431,7 @@ impl ManagedVm {
         };
         let vm = self.vm.as_ref();
         let publication = vm
-            .filter(|vm| matches!(vm.channel.publisher(), Some(Publisher::Ready(_))))
+            .filter(|vm| vm.may_publish().is_some())
             .and_then(|vm| vm.placement.next_deadline_ns(&policies.settle));
         let free = |vm: &&Vm| vm.channel == ChannelState::Detached && self.responsive().is_some();
         let waits = vm.filter(free).and_then(|vm| vm.waits_until_ns);

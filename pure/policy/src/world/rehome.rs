@@ -1,6 +1,6 @@
 //! Guest nodes that get another home: what is there, and the next step of each re-home.
 
-use super::{ChannelState, Publisher, Task, Vm, VmId, World};
+use super::{ChannelState, Task, Vm, VmId, World};
 use crate::{
     Due, Policies, backings,
     memory_move::{BASE_KIB, MemoryReason, MoveMemory},
@@ -114,10 +114,10 @@ impl Vm {
     /// The guest knows the homes, or has no channel to learn them by.
     fn is_published(&self, policies: &Policies, now_ns: u64) -> bool {
         match self.channel {
-            ChannelState::Attached(Publisher::Ready(_)) | ChannelState::Detaching(Publisher::Ready(_)) => {
-                self.placement.due(&policies.settle, now_ns) == Due::Nothing
+            ChannelState::Attached(_) | ChannelState::Detaching(_) => {
+                !self.publication.is_under_way()
+                    && self.placement.due(&policies.settle, now_ns) == Due::Nothing
             }
-            ChannelState::Attached(_) | ChannelState::Detaching(..) => false,
             ChannelState::Attaching | ChannelState::Recovering => false,
             _ => true,
         }
