@@ -167,7 +167,7 @@ fn check(description: &VmDescription, peer: &Peer) {
     for node in &description.guest_nodes {
         if let Some(memory) = &node.memory {
             assert!(memory.id.len() <= 1024 && node.memory_bytes >= memory.size_bytes, "{node:?}");
-            crate::expect_plain(memory.policy.as_str());
+            crate::expect_plain(memory.policy.as_ref());
         }
     }
 }

@@ -85,7 +85,7 @@ fn run_state(client: &mut Client) -> Result<RunState, VmError> {
     if state.is_empty() || state.len() > MAX_STATE || !state.bytes().all(word) {
         return Err(value(client, "query-status", "status", &state, "not the name of a state"));
     }
-    Ok(state.into())
+    Ok(state.as_str().into())
 }
 
 /// Guest nodes with their sizes. A QEMU without the human monitor leaves those that vCPUs are on.
@@ -131,7 +131,7 @@ fn backing(client: &Client, id: String, memdev: &Memdev) -> Result<MemoryBacking
     Ok(MemoryBacking {
         id,
         size_bytes: memdev.size,
-        policy: sanitize_short(&memdev.policy).into(),
+        policy: sanitize_short(&memdev.policy).as_str().into(),
         host_nodes: host_nodes.collect::<Result<_, _>>()?,
         resident_kib: Vec::new(),
         mapping: None,

@@ -74,7 +74,7 @@ fn device(client: &Client, data: VirtioMem, memdevs: &[Memdev]) -> Result<Memory
     let memory = MemoryBacking {
         id: backend.to_owned(),
         size_bytes: data.max_size,
-        policy: memdev.map_or(NumaPolicy::Default, |memdev| sanitize_short(&memdev.policy).into()),
+        policy: memdev.map_or(NumaPolicy::Default, |memdev| sanitize_short(&memdev.policy).as_str().into()),
         host_nodes: host_nodes.filter_map(|&node| u32::try_from(node).ok()).collect(),
         resident_kib: Vec::new(),
         mapping: None,

@@ -125,7 +125,7 @@ fn a_domain_is_described_as_it_runs_and_not_tainted() {
     let mut vm = libvirt.connect(&mut backend, "web-1");
     let description = vm.describe().unwrap_or_else(|error| panic!("{error}"));
     assert_eq!((description.name.as_str(), description.pid), ("web-1", libvirt.pid("web-1")));
-    assert_eq!((vm.pid(), description.run_state.as_str()), (description.pid, "paused"));
+    assert_eq!((vm.pid(), description.run_state.as_ref()), (description.pid, "paused"));
     let vcpus: Vec<_> =
         description.vcpus.iter().map(|vcpu| (vcpu.index, vcpu.apic_id, vcpu.boot_node)).collect();
     assert_eq!(vcpus, [(0, 0, Some(0)), (1, 1, Some(0)), (2, 2, Some(1)), (3, 3, Some(1))]);

@@ -171,7 +171,7 @@ fn check_two_nodes(qemu: &Qemu, description: &VmDescription, backends: [&str; 2]
     assert_eq!(nodes, [(0, 256 << 20), (1, 256 << 20)]);
     let memory = description.guest_nodes.iter().map(|node| node.memory.as_ref().unwrap());
     for (memory, id) in memory.zip(backends) {
-        assert_eq!((memory.id.as_str(), memory.policy.as_str()), (id, "default"));
+        assert_eq!((memory.id.as_str(), memory.policy.as_ref()), (id, "default"));
         assert_eq!(memory.size_bytes, 256 << 20);
         if id != "ramB" {
             continue;
@@ -196,7 +196,7 @@ fn apic_ids_differ_from_indices_and_bindings_are_seen() {
     assert_eq!(vcpus, [(0, 0, Some(0)), (1, 1, Some(0)), (2, 2, Some(0)), (3, 4, Some(1))]);
     let node = &description.guest_nodes[0];
     let memory = node.memory.as_ref().unwrap();
-    assert_eq!((memory.policy.as_str(), memory.host_nodes.as_slice()), ("bind", &[0][..]));
+    assert_eq!((memory.policy.as_ref(), memory.host_nodes.as_slice()), ("bind", &[0][..]));
     assert_eq!(memory.resident_kib, [], "not counted where it is bound");
     assert_eq!((description.guest_nodes[1].memory_bytes, &description.guest_nodes[1].memory), (0, &None));
 }

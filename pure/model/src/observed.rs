@@ -1,24 +1,17 @@
 //! What was observed of processes and threads, their memory, and migrations.
 
 use crate::HostNodeId;
-use std::fmt;
+use strum::Display;
 
 /// Why a process does not run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Display)]
 pub enum StopReason {
     /// A signal stopped it: SIGSTOP, or a terminal's.
+    #[strum(to_string = "stopped by a signal (SIGSTOP); SIGCONT resumes it")]
     Signal,
     /// A debugger holds it.
+    #[strum(to_string = "held by a debugger")]
     Tracer,
-}
-
-impl fmt::Display for StopReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Signal => "stopped by a signal (SIGSTOP); SIGCONT resumes it",
-            Self::Tracer => "held by a debugger",
-        })
-    }
 }
 
 /// What a guest's driver reports of itself. All of it can be false: it is shown, and decides nothing.

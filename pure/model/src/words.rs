@@ -1,55 +1,19 @@
 //! States that have a word each, by which hypervisors report them and the API shows them.
 
 use serde::{Deserialize, Serialize};
-use std::fmt;
+use strum::{AsRefStr, Display, EnumString};
 
 /// An enum with a word for each variant. Other words are kept as they are, so that they can be shown.
 macro_rules! words {
     ($(#[$of_enum:meta])* $name:ident { $($(#[$of_variant:meta])* $variant:ident = $word:literal,)+ }) => {
         $(#[$of_enum])*
-        #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-        #[serde(from = "String", into = "String")]
+        #[derive(Clone, Debug, PartialEq, Eq, AsRefStr, Display, EnumString, Serialize, Deserialize)]
         pub enum $name {
-            $($(#[$of_variant])* $variant,)+
+            $($(#[$of_variant])* #[strum(serialize = $word)] #[serde(rename = $word)] $variant,)+
             /// One that is not known here, in the hypervisor's word.
+            #[strum(default, transparent)]
+            #[serde(untagged)]
             Other(String),
-        }
-
-        impl $name {
-            /// Its word.
-            pub fn as_str(&self) -> &str {
-                match self {
-                    $(Self::$variant => $word,)+
-                    Self::Other(word) => word,
-                }
-            }
-        }
-
-        impl From<&str> for $name {
-            fn from(word: &str) -> Self {
-                match word {
-                    $($word => Self::$variant,)+
-                    other => Self::Other(other.to_owned()),
-                }
-            }
-        }
-
-        impl From<String> for $name {
-            fn from(word: String) -> Self {
-                word.as_str().into()
-            }
-        }
-
-        impl From<$name> for String {
-            fn from(of: $name) -> Self {
-                of.to_string()
-            }
-        }
-
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(self.as_str())
-            }
         }
     };
 }
@@ -112,8 +76,9 @@ mod tests {
     #[test]
     fn words_come_back_as_they_were() {
         for word in ["running", "inmigrate", "", "bind", "interleave", "colo", "weighted interleave"] {
-            assert_eq!(RunState::from(word).as_str(), word);
-            assert_eq!(NumaPolicy::from(word).as_str(), word);
+            assert_eq!(RunState::from(word).as_ref(), word);
+            assert_eq!(NumaPolicy::from(word).as_ref(), word);
+            assert_eq!(RunState::from(word).to_string(), word);
             let json = serde_json::to_string(&RunState::from(word)).unwrap();
             assert_eq!(json, format!("{word:?}"));
             assert_eq!(serde_json::from_str::<RunState>(&json).unwrap(), RunState::from(word));

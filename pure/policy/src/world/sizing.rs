@@ -214,7 +214,7 @@ impl World {
             return Err(ResizeObstacle::Step { block_kib: block >> 10, boot_kib: boot >> 10 });
         }
         if vm.description.run_state != RunState::Running || vm.is_migrating() {
-            let state = if vm.is_migrating() { "migrating" } else { vm.description.run_state.as_str() };
+            let state = if vm.is_migrating() { "migrating" } else { vm.description.run_state.as_ref() };
             return Err(ResizeObstacle::NotRunning(state.to_owned()));
         }
         let (before, requested) = sums(&devices);
