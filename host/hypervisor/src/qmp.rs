@@ -197,8 +197,13 @@ impl QmpConnection {
         &mut self,
         task: impl FnOnce(&mut Client, &Process, &str) -> Result<T, VmError>,
     ) -> Result<T, VmError> {
-        self.client.begin_task(self.client.limits().task());
-        let outcome = task(&mut self.client, &self.process, &self.name);
+        self.within(self.client.limits().task(), |vm| task(&mut vm.client, &vm.process, &vm.name))
+    }
+
+    /// Runs it with this limit for all of its commands.
+    fn within<T>(&mut self, limit: Duration, task: impl FnOnce(&mut Self) -> T) -> T {
+        self.client.begin_task(limit);
+        let outcome = task(self);
         self.client.end_task();
         outcome
     }
@@ -222,10 +227,7 @@ impl VmConnection for QmpConnection {
     }
 
     fn probe(&mut self, limit: Duration) -> Result<(), VmError> {
-        self.client.begin_task(limit);
-        let outcome = self.client.execute(&QueryStatus {});
-        self.client.end_task();
-        outcome.map(drop)
+        self.within(limit, |vm| vm.client.execute(&QueryStatus {})).map(drop)
     }
 
     fn channel_attached(&mut self) -> Result<bool, VmError> {
@@ -251,26 +253,22 @@ impl VmConnection for QmpConnection {
 
     fn plug_vcpu(&mut self, node: u32) -> Result<Plugged, VmError> {
         // On failure the guest takes part in undoing it.
-        self.client.begin_task(hotplug::limit(self.client.limits()));
-        let outcome = hotplug::plug(&mut self.client, &self.process, node);
-        self.client.end_task();
-        let (plugged, arrival) = outcome?;
+        let limit = hotplug::limit(self.client.limits());
+        let (plugged, arrival) = self.within(limit, |vm| hotplug::plug(&mut vm.client, &vm.process, node))?;
         self.arrivals.push(arrival);
         Ok(plugged)
     }
 
     fn await_guest(&mut self, apic_id: u32) -> Result<(), VmError> {
-        self.client.begin_task(hotplug::limit(self.client.limits()));
-        let outcome = hotplug::await_guest(&mut self.client, &self.arrivals, apic_id);
-        self.client.end_task();
+        let limit = hotplug::limit(self.client.limits());
+        let outcome = self.within(limit, |vm| hotplug::await_guest(&mut vm.client, &vm.arrivals, apic_id));
         self.arrivals.retain(|arrival| !arrival.is(apic_id));
         outcome
     }
 
     fn unplug_vcpu(&mut self, apic_id: u32) -> Result<(), VmError> {
-        self.client.begin_task(hotplug::limit(self.client.limits()));
-        let outcome = hotplug::unplug(&mut self.client, apic_id);
-        self.client.end_task();
+        let limit = hotplug::limit(self.client.limits());
+        let outcome = self.within(limit, |vm| hotplug::unplug(&mut vm.client, apic_id));
         self.arrivals.retain(|arrival| !arrival.is(apic_id));
         outcome
     }

@@ -152,10 +152,7 @@ impl LibvirtConnection {
     fn all_cpus(&self) -> Result<CpuSet, VmError> {
         let text = fs::read_to_string(ONLINE).map_err(|error| error.to_string());
         let set = text.and_then(|text| text.trim().parse().map_err(|error| format!("{error}")));
-        set.map_err(|reason| VmError::Libvirt {
-            vm: self.name.clone(),
-            reason: format!("{ONLINE}: {reason}"),
-        })
+        set.or_else(|reason| self.impossible(format!("{ONLINE}: {reason}")))
     }
 
     /// Takes back pins that came from another host; if there are none, notes the ones that are settled.
