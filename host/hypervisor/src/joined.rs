@@ -7,6 +7,7 @@ use std::{
     os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
 };
 use vnuma_model::{VmCandidate, VmHandle};
+use vnuma_process::Groups;
 
 /// VMs of all of these. Of one that cannot list its VMs, those count that it listed last.
 pub struct JoinedBackend {
@@ -97,6 +98,10 @@ impl VmBackend for JoinedBackend {
 
     fn sources(&self) -> Vec<Source> {
         self.backends.iter().flat_map(|listing| listing.backend.sources()).collect()
+    }
+
+    fn workers(&self) -> Vec<Groups> {
+        self.backends.iter().flat_map(|listing| listing.backend.workers()).collect()
     }
 
     fn connect(&self, handle: &VmHandle) -> Result<Box<dyn VmConnection>, VmError> {

@@ -65,6 +65,7 @@ use std::{
     time::Duration,
 };
 use vnuma_model::{CpuSet, MigrationProgress, VmCandidate, VmDescription, VmHandle};
+use vnuma_process::Groups;
 
 /// A source of VMs: QMP sockets, libvirt; in memory for tests.
 pub trait VmBackend: Send {
@@ -82,6 +83,10 @@ pub trait VmBackend: Send {
     fn hide(&mut self, _others: &[VmCandidate]) {}
     /// What it asks for VMs, other than files of this host, and how that went with the last scan.
     fn sources(&self) -> Vec<Source> {
+        Vec::new()
+    }
+    /// Threads of its own. Who uses the backend looks at them.
+    fn workers(&self) -> Vec<Groups> {
         Vec::new()
     }
     /// Connects to a VM without waiting for anything. Its process is pinned down by a pidfd before

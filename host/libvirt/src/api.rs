@@ -92,7 +92,7 @@ pub(crate) mod event {
     pub(crate) const DEVICE_REMOVED: c_int = 15;
     pub(crate) const TUNABLE: c_int = 17;
     pub(crate) const DEVICE_ADDED: c_int = 19;
-    pub(crate) const DEVICE_REMOVAL_FAILED: c_int = 22;
+    pub(crate) const REMOVAL_FAILED: c_int = 22;
 }
 
 macro_rules! symbols {

@@ -16,7 +16,7 @@ use crate::{
     api::{self, CloseCallback, EventCallback, VirConnect, VirDomain},
     error,
     events::{DomainEvent, Queue},
-    lane::{Lane, TimedOut},
+    lane::{Lane, NoResult},
     library::text,
 };
 use nix::sys::eventfd::EventFd;
@@ -29,17 +29,21 @@ use std::{
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, Ordering},
+        mpsc::{self, Receiver},
     },
     time::{Duration, Instant},
 };
 use vnuma_model::Backoff;
-use vnuma_process::spawn_worker;
+use vnuma_process::Heartbeat;
 
 /// Pause before a connection is opened again: at first, and at most.
 const PAUSES: Backoff = Backoff::of(Duration::from_secs(1), Duration::from_secs(30));
 
 /// Time between keepalive messages, seconds, and how many may stay without an answer.
 const KEEPALIVE: (c_int, u32) = (10, 1);
+
+/// What fails where there can be no more threads.
+const THREAD: &str = "starting a thread";
 
 /// Most domains of a connection.
 const MAX_DOMAINS: usize = 4096;
@@ -93,10 +97,8 @@ impl Connection {
     /// A connection that is opened when domains are listed. It signals `changes` when another list may have something else in
     /// it.
     pub fn new(library: Library, uri: &str, changes: Arc<EventFd>) -> Result<Self, LibvirtError> {
-        let lane = Lane::start("libvirt", Arc::clone(&changes)).map_err(|error| {
-            let (act, reason) = ("starting a thread", error.to_string());
-            LibvirtError::System { uri: uri.to_owned(), act, reason }
-        })?;
+        let lane = Lane::start(&library.workers.host, "libvirt", Arc::clone(&changes));
+        let lane = lane.map_err(LibvirtError::system(uri, THREAD))?;
         let problem = "not tried yet".to_owned();
         let state = State::Closed { from: Instant::now(), pauses: PAUSES, problem };
         let (state, subscribers) = (Mutex::new(state), Mutex::default());
@@ -114,7 +116,7 @@ impl Connection {
     pub fn list(&self, limit: Duration) -> Result<Vec<Listed>, LibvirtError> {
         let shared = Arc::clone(&self.shared);
         let listed = self.shared.lane.run(limit, move || shared.open().and_then(|opened| opened.list()));
-        listed.unwrap_or_else(|_| Err(self.shared.timeout("virConnectListAllDomains", limit)))
+        listed.unwrap_or_else(|why| Err(self.shared.no_result(why, "virConnectListAllDomains", limit)))
     }
 
     /// May a list have something else in it than one that was begun when this was asked before? Where the connection is closed, or
@@ -128,16 +130,11 @@ impl Connection {
     /// A domain to talk to. Nothing is asked of libvirt.
     pub fn domain(&self, uuid: &str) -> Result<Domain, LibvirtError> {
         let shared = Arc::clone(&self.shared);
-        let failed = |act| {
-            let uri = shared.uri.clone();
-            move |reason: String| LibvirtError::System { uri, act, reason }
-        };
         // Without a connection a domain would wait for events that cannot come.
         shared.opened()?;
-        let queue = Queue::new().map_err(|error| failed("an eventfd")(error.to_string()))?;
-        let queue = Arc::new(queue);
-        let lane = Lane::start("libvirt-domain", queue.signal())
-            .map_err(|error| failed("starting a thread")(error.to_string()))?;
+        let queue = Arc::new(Queue::new().map_err(LibvirtError::system(&shared.uri, "an eventfd"))?);
+        let lane = Lane::start(&shared.library.workers.vms, "libvirt-domain", queue.signal());
+        let lane = lane.map_err(LibvirtError::system(&shared.uri, THREAD))?;
         shared.subscribe(uuid, &queue);
         Ok(Domain { shared, uuid: uuid.to_owned(), queue, lane, found: Arc::default() })
     }
@@ -148,7 +145,10 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn timeout(&self, call: &'static str, limit: Duration) -> LibvirtError {
+    fn no_result(&self, why: NoResult, call: &'static str, limit: Duration) -> LibvirtError {
+        if why == NoResult::Ended {
+            return self.not_connected("the thread of its calls has panicked");
+        }
         LibvirtError::Timeout { uri: self.uri.clone(), call, limit_ms: limit.as_millis() as u64 }
     }
 
@@ -379,7 +379,7 @@ impl Opened {
         if raw.is_null() {
             return Err(self.error("virDomainLookupByUUIDString", uuid));
         }
-        Ok(Found { raw: Raw(raw), opened: Arc::clone(self), uuid: uuid.to_owned() })
+        Ok(Found { raw: Raw(raw), opened: Arc::clone(self) })
     }
 }
 
@@ -398,7 +398,7 @@ impl Drop for Opened {
                 (library.api.close)(raw.0);
             }
         };
-        if let Err(error) = spawn_worker("libvirt-close", close) {
+        if let Err(error) = library.workers.vms.start_alone("libvirt-close", move |_| close()) {
             tracing::warn!(%error, "a connection to libvirt stays open");
         }
     }
@@ -417,9 +417,9 @@ fn callbacks() -> [(c_int, EventCallback); 6] {
             (LIFECYCLE, std::mem::transmute::<Lifecycle, EventCallback>(on_lifecycle)),
             (REBOOT, on_reboot as EventCallback),
             (TUNABLE, std::mem::transmute::<Tunable, EventCallback>(on_tunable)),
-            (DEVICE_ADDED, std::mem::transmute::<Device, EventCallback>(on_device_added)),
-            (DEVICE_REMOVED, std::mem::transmute::<Device, EventCallback>(on_device_removed)),
-            (DEVICE_REMOVAL_FAILED, std::mem::transmute::<Device, EventCallback>(on_removal_failed)),
+            (DEVICE_ADDED, std::mem::transmute::<Device, EventCallback>(on_device::<DEVICE_ADDED>)),
+            (DEVICE_REMOVED, std::mem::transmute::<Device, EventCallback>(on_device::<DEVICE_REMOVED>)),
+            (REMOVAL_FAILED, std::mem::transmute::<Device, EventCallback>(on_device::<REMOVAL_FAILED>)),
         ]
     }
 }
@@ -503,34 +503,19 @@ unsafe extern "C" fn on_tunable(
     unsafe { pass(domain, opaque, Some(DomainEvent::Changed)) };
 }
 
-unsafe extern "C" fn on_device_added(
+unsafe extern "C" fn on_device<const EVENT: c_int>(
     _: *mut VirConnect,
     domain: *mut VirDomain,
     alias: *const c_char,
     opaque: *mut c_void,
 ) {
+    let event = match EVENT {
+        api::event::DEVICE_ADDED => DomainEvent::DeviceAdded,
+        api::event::DEVICE_REMOVED => DomainEvent::DeviceRemoved,
+        _ => DomainEvent::RemovalFailed,
+    };
     // SAFETY: as for `on_lifecycle`.
-    unsafe { pass(domain, opaque, Some(DomainEvent::DeviceAdded(text(alias)))) };
-}
-
-unsafe extern "C" fn on_device_removed(
-    _: *mut VirConnect,
-    domain: *mut VirDomain,
-    alias: *const c_char,
-    opaque: *mut c_void,
-) {
-    // SAFETY: as for `on_lifecycle`.
-    unsafe { pass(domain, opaque, Some(DomainEvent::DeviceRemoved(text(alias)))) };
-}
-
-unsafe extern "C" fn on_removal_failed(
-    _: *mut VirConnect,
-    domain: *mut VirDomain,
-    alias: *const c_char,
-    opaque: *mut c_void,
-) {
-    // SAFETY: as for `on_lifecycle`.
-    unsafe { pass(domain, opaque, Some(DomainEvent::RemovalFailed(text(alias)))) };
+    unsafe { pass(domain, opaque, Some(event(text(alias)))) };
 }
 
 /// The UUID of a domain, which the library has at hand. Empty if it has none.
@@ -546,7 +531,6 @@ struct Found {
     raw: Raw<VirDomain>,
     /// After the domain, which keeps the connection from being closed.
     opened: Arc<Opened>,
-    uuid: String,
 }
 
 impl Drop for Found {
@@ -573,9 +557,6 @@ impl fmt::Debug for Domain {
             .finish_non_exhaustive()
     }
 }
-
-/// What has come of a call that lasts; nothing yet while it does.
-pub(crate) type Outcome = Arc<Mutex<Option<Result<(), LibvirtError>>>>;
 
 /// What a domain does (`virDomainState`), and why (a number that depends on it).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -644,9 +625,9 @@ impl Domain {
         self.call("virDomainPinVcpuFlags", limit, move |library, domain| {
             let length = c_int::try_from(cpus.len()).ok()?;
             // SAFETY: the domain is held for the call, and the map has `length` bytes.
-            let result =
-                unsafe { (library.api.pin_vcpu)(domain, vcpu, cpus.as_mut_ptr(), length, api::AFFECT_LIVE) };
-            (result >= 0).then_some(())
+            succeeded(unsafe {
+                (library.api.pin_vcpu)(domain, vcpu, cpus.as_mut_ptr(), length, api::AFFECT_LIVE)
+            })
         })
     }
 
@@ -665,10 +646,9 @@ impl Domain {
             let (prefix, uri) = (prefix.as_ptr(), uri.as_ptr());
             let xml = xml.as_ref().map_or(ptr::null(), |xml| xml.as_ptr());
             // SAFETY: the domain is held for the call, and the texts end with a zero. Without an element it is removed.
-            let result = unsafe {
+            succeeded(unsafe {
                 (library.api.set_metadata)(domain, api::METADATA_ELEMENT, xml, prefix, uri, api::AFFECT_LIVE)
-            };
-            (result >= 0).then_some(())
+            })
         })
     }
 
@@ -677,8 +657,7 @@ impl Domain {
         let xml = CString::new(xml).map_err(|_| self.bad_text("virDomainAttachDeviceFlags"))?;
         self.call("virDomainAttachDeviceFlags", limit, move |library, domain| {
             // SAFETY: the domain is held for the call, and the text ends with a zero.
-            let result = unsafe { (library.api.attach_device)(domain, xml.as_ptr(), api::AFFECT_LIVE) };
-            (result >= 0).then_some(())
+            succeeded(unsafe { (library.api.attach_device)(domain, xml.as_ptr(), api::AFFECT_LIVE) })
         })
     }
 
@@ -687,8 +666,7 @@ impl Domain {
         let alias = CString::new(alias).map_err(|_| self.bad_text("virDomainDetachDeviceAlias"))?;
         self.call("virDomainDetachDeviceAlias", limit, move |library, domain| {
             // SAFETY: the domain is held for the call, and the text ends with a zero.
-            let result = unsafe { (library.api.detach_device)(domain, alias.as_ptr(), api::AFFECT_LIVE) };
-            (result >= 0).then_some(())
+            succeeded(unsafe { (library.api.detach_device)(domain, alias.as_ptr(), api::AFFECT_LIVE) })
         })
     }
 
@@ -697,31 +675,28 @@ impl Domain {
         LibvirtError::Refused { uri, call, reason, code: 0 }
     }
 
-    /// Makes a call that lasts, in a thread of its own. What comes of it is in what is returned.
+    /// Makes a call that lasts, in a thread of its own. What comes of it is received from what is returned, unless the thread panics.
     pub(crate) fn call_long(
         &self,
         name: &str,
         call: &'static str,
         act: impl FnOnce(Library, *mut VirDomain) -> Option<()> + Send + 'static,
-    ) -> Result<Outcome, LibvirtError> {
+    ) -> Result<Receiver<Result<(), LibvirtError>>, LibvirtError> {
         let (shared, uuid, queue) = (Arc::clone(&self.shared), self.uuid.clone(), Arc::clone(&self.queue));
-        let outcome = Outcome::default();
-        let kept = Arc::clone(&outcome);
-        let worker = move || {
+        let (outcome, ended) = mpsc::channel();
+        let make = move || {
             let found = shared.opened().and_then(|opened| opened.find(&uuid));
-            let result = found.and_then(|found| {
+            found.and_then(|found| {
                 act(found.opened.library, found.raw.0).ok_or_else(|| found.opened.error(call, &uuid))
-            });
-            *kept.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
+            })
+        };
+        let work = move |heartbeat: &Heartbeat| {
+            // It lasts as long as a migration does, and whoever wanted it may have gone.
+            let _ = outcome.send(heartbeat.rest(make));
             queue.wake();
         };
-        let (uri, act) = (self.shared.uri.clone(), "starting a thread");
-        spawn_worker(name, worker).map_err(|error| LibvirtError::System {
-            uri,
-            act,
-            reason: error.to_string(),
-        })?;
-        Ok(outcome)
+        let started = self.shared.library.workers.vms.start_alone(name, work);
+        started.map_err(LibvirtError::system(&self.shared.uri, THREAD)).map(|()| ended)
     }
 
     /// Makes a call in the domain's lane. `None` from it is a failure whose error the library has.
@@ -743,8 +718,19 @@ impl Domain {
                     domain
                 }
             };
-            act(opened.library, domain.raw.0).ok_or_else(|| opened.error(call, &domain.uuid))
+            act(opened.library, domain.raw.0).ok_or_else(|| opened.error(call, &uuid))
         });
-        outcome.unwrap_or_else(|TimedOut { .. }| Err(self.shared.timeout(call, limit)))
+        outcome.unwrap_or_else(|no_result| {
+            if no_result == NoResult::Ended {
+                // Another connection to the domain has another lane.
+                self.queue.push(DomainEvent::Disconnected);
+            }
+            Err(self.shared.no_result(no_result, call, limit))
+        })
     }
+}
+
+/// Of a number that is negative if a call has failed.
+pub(crate) fn succeeded(result: c_int) -> Option<()> {
+    (result >= 0).then_some(())
 }

@@ -60,6 +60,13 @@ pub enum LibvirtError {
     },
 }
 
+impl LibvirtError {
+    /// Makes an error of what the system refused.
+    pub(crate) fn system<E: ToString>(uri: &str, act: &'static str) -> impl Fn(E) -> Self {
+        move |error| Self::System { uri: uri.to_owned(), act, reason: error.to_string() }
+    }
+}
+
 /// Text that libvirt wrote, part of which may be QEMU's.
 pub(crate) fn reason(text: &str) -> String {
     if text.trim().is_empty() { "no reason given".to_owned() } else { sanitize_reason(text.trim()) }

@@ -8,19 +8,20 @@
 //!
 //! A call into libvirt cannot be cut off. So it runs in a thread of the lane, and its caller gives up after the
 //! limit. A job that has not begun by then never runs. While one hangs, a lane takes one more job into its queue and refuses
-//! others at once. A lane that is dropped leaves its thread alone, which ends after the call.
+//! others at once. A lane that is dropped leaves its thread alone, which ends after the call. One that panics is a [`Worker`] as
+//! others, and its lane has [ended](NoResult::Ended).
 
 use nix::sys::eventfd::EventFd;
 use std::{
     io,
     sync::{
         Arc,
-        atomic::{AtomicU8, Ordering},
-        mpsc::{self, RecvTimeoutError, SyncSender, TrySendError},
+        atomic::{AtomicBool, AtomicU8, Ordering},
+        mpsc::{self, RecvTimeoutError},
     },
     time::Duration,
 };
-use vnuma_process::spawn_worker;
+use vnuma_process::{Worker, Workers};
 
 const WAITING: u8 = 0;
 const RUNNING: u8 = 1;
@@ -28,27 +29,41 @@ const ABANDONED: u8 = 2;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// The time was up. The job runs on, or has not begun and will not.
+/// The place of the queue, which is free once this is dropped.
+struct Place(Arc<AtomicBool>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
+/// Why a job has no result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct TimedOut {
-    /// It has begun, so that it may still have an effect.
-    pub(crate) begun: bool,
+pub(crate) enum NoResult {
+    /// The time was up. It runs on, and may still have an effect.
+    Late,
+    /// The time was up, or another one waits. It has not begun and will not.
+    NotBegun,
+    /// The thread has panicked.
+    Ended,
 }
 
 /// A thread for calls, one after the other.
 #[derive(Debug)]
 pub(crate) struct Lane {
-    jobs: SyncSender<Job>,
+    worker: Worker<Job>,
+    /// A job waits.
+    full: Arc<AtomicBool>,
     /// Signalled when a call returns after its caller has stopped waiting.
     late: Arc<EventFd>,
 }
 
 impl Lane {
-    /// A lane that signals `late`.
-    pub(crate) fn start(name: &str, late: Arc<EventFd>) -> io::Result<Self> {
-        let (jobs, queue) = mpsc::sync_channel::<Job>(1);
-        spawn_worker(name, move || queue.into_iter().for_each(|job| job()))?;
-        Ok(Self { jobs, late })
+    /// A lane that signals `late`. Its thread is one of these workers.
+    pub(crate) fn start(workers: &Workers, name: &str, late: Arc<EventFd>) -> io::Result<Self> {
+        let worker = workers.start::<Job>(name, |jobs| jobs.for_each(|job| job()))?;
+        Ok(Self { worker: worker.detached(), full: Arc::default(), late })
     }
 
     /// Runs `job` and waits for it, up to `limit`.
@@ -56,11 +71,16 @@ impl Lane {
         &self,
         limit: Duration,
         job: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<T, TimedOut> {
+    ) -> Result<T, NoResult> {
         let state = Arc::new(AtomicU8::new(WAITING));
         let (answer, answered) = mpsc::channel();
         let (own, late) = (Arc::clone(&state), Arc::clone(&self.late));
-        let job: Job = Box::new(move || {
+        if self.full.swap(true, Ordering::AcqRel) {
+            return Err(NoResult::NotBegun);
+        }
+        let place = Place(Arc::clone(&self.full));
+        let job = Box::new(move || {
+            drop(place);
             if own.compare_exchange(WAITING, RUNNING, Ordering::AcqRel, Ordering::Acquire).is_err() {
                 return;
             }
@@ -70,23 +90,18 @@ impl Lane {
                 let _ = late.write(1);
             }
         });
-        match self.jobs.try_send(job) {
-            Ok(()) => {}
-            // The thread ends only with the sender.
-            Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {
-                return Err(TimedOut { begun: false });
-            }
-        }
+        self.worker.send(job).map_err(|_| NoResult::Ended)?;
         match answered.recv_timeout(limit) {
             Ok(result) => Ok(result),
-            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
+            Err(RecvTimeoutError::Disconnected) => Err(NoResult::Ended),
+            Err(RecvTimeoutError::Timeout) => {
                 let swapped = state.compare_exchange(WAITING, ABANDONED, Ordering::AcqRel, Ordering::Acquire);
                 let begun = swapped.is_err();
                 // It may have ended in between.
                 if begun && let Ok(result) = answered.try_recv() {
                     return Ok(result);
                 }
-                Err(TimedOut { begun })
+                Err(if begun { NoResult::Late } else { NoResult::NotBegun })
             }
         }
     }
@@ -99,7 +114,8 @@ mod tests {
         poll::{PollFd, PollFlags, PollTimeout, poll},
         sys::eventfd::EfdFlags,
     };
-    use std::os::fd::AsFd;
+    use std::{os::fd::AsFd, time::Instant};
+    use vnuma_process::Change;
 
     const HANG: Duration = Duration::from_secs(60);
     const MOMENT: Duration = Duration::from_millis(20);
@@ -108,7 +124,7 @@ mod tests {
 
     fn lane() -> (Lane, Arc<EventFd>) {
         let late = Arc::new(EventFd::from_value_and_flags(0, EfdFlags::EFD_NONBLOCK).unwrap());
-        (Lane::start("test-lane", Arc::clone(&late)).unwrap(), late)
+        (Lane::start(&Workers::default(), "test-lane", Arc::clone(&late)).unwrap(), late)
     }
 
     #[test]
@@ -123,12 +139,12 @@ mod tests {
     fn a_call_that_hangs_keeps_nobody_and_is_announced_when_it_returns() {
         let (lane, late) = lane();
         let (release, held) = mpsc::channel::<()>();
-        assert_eq!(lane.run(LONG, move || held.recv().is_err()), Err(TimedOut { begun: true }));
+        assert_eq!(lane.run(LONG, move || held.recv().is_err()), Err(NoResult::Late));
         let (ran, runs) = mpsc::channel();
         let queued = ran.clone();
-        assert_eq!(lane.run(MOMENT, move || queued.send(1)), Err(TimedOut { begun: false }));
+        assert_eq!(lane.run(MOMENT, move || queued.send(1)), Err(NoResult::NotBegun));
         // The queue is full of a job whose caller has stopped waiting; a further one is refused at once.
-        assert_eq!(lane.run(HANG, move || ran.send(2)), Err(TimedOut { begun: false }));
+        assert_eq!(lane.run(HANG, move || ran.send(2)), Err(NoResult::NotBegun));
         drop(release);
         let mut wait = [PollFd::new(late.as_fd(), PollFlags::POLLIN)];
         assert_eq!(poll(&mut wait, PollTimeout::try_from(HANG).unwrap()), Ok(1), "announced");
@@ -137,6 +153,36 @@ mod tests {
             assert!(std::time::Instant::now() < end, "it takes calls again");
         }
         assert!(runs.try_recv().is_err(), "what was given up before it began never runs");
+    }
+
+    #[test]
+    fn a_panic_ends_the_lane_and_a_call_that_hangs_is_seen() {
+        let (workers, (release, held)) = (Workers::default(), mpsc::channel::<()>());
+        let late = Arc::new(EventFd::from_value_and_flags(0, EfdFlags::EFD_NONBLOCK).unwrap());
+        let lane = Lane::start(&workers, "test-lane", late).unwrap();
+        let look = || workers.look(Instant::now() + 2 * HANG, HANG).pop();
+        let hangs = move || {
+            held.recv().unwrap();
+            panic!("a call")
+        };
+        assert_eq!(lane.run::<()>(LONG, hangs), Err(NoResult::Late));
+        assert!(matches!(look(), Some(Change::Silent(..))));
+        release.send(()).unwrap();
+        let end = Instant::now() + HANG;
+        while lane.run(HANG, || 1) != Err(NoResult::Ended) {
+            assert!(Instant::now() < end, "it works on");
+        }
+        let panicked = Change::Panicked("test-lane".to_owned(), "a call".to_owned());
+        while look().is_none_or(|change| change != panicked) {
+            assert!(Instant::now() < end, "its panic is not seen");
+        }
+        assert_eq!(lane.run(HANG, || 1), Err(NoResult::Ended), "for good");
+        let (lane, _) = self::lane();
+        assert_eq!(
+            lane.run::<()>(HANG, || panic!("at once")),
+            Err(NoResult::Ended),
+            "its caller does not wait on"
+        );
     }
 
     #[test]

@@ -29,7 +29,7 @@ pub use domain_xml::{
 pub use error::LibvirtError;
 pub use events::DomainEvent;
 pub use library::Library;
-pub use migration::{Ended, Job, Migrating};
+pub use migration::{Ended, Migrating};
 pub use own_pins::{OwnPin, PINS_NAMESPACE, pins_element};
 pub use pins::{TakingBack, Wanted, xml_for_elsewhere};
 pub use status::{FoundStatus, StatusError, StatusFile, StatusPlaces};

@@ -7,14 +7,16 @@
 use crate::{
     Domain, LibvirtError,
     api::{self, TypedParameter, migrate},
-    connection::Outcome,
+    connection::succeeded,
 };
 use std::{
-    ffi::{CString, c_int, c_uint},
+    cell::OnceCell,
+    ffi::{CString, c_uint},
     ptr,
-    sync::PoisonError,
+    sync::mpsc::{Receiver, TryRecvError},
     time::Duration,
 };
+use vnuma_model::{MigrationProgress, MigrationStatus};
 
 /// Most figures of a job that are read.
 const MAX_FIGURES: usize = 256;
@@ -22,60 +24,46 @@ const MAX_FIGURES: usize = 256;
 /// A migration that was begun.
 #[derive(Debug)]
 pub struct Migrating {
-    outcome: Outcome,
+    outcome: Receiver<Result<(), LibvirtError>>,
+    ended: OnceCell<Ended>,
 }
 
 /// What became of a migration.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub enum Ended {
     /// The domain is at its destination.
     There,
     /// It was cancelled.
     Cancelled,
     /// It failed.
-    Failed(LibvirtError),
+    Failed(String),
 }
 
 impl Migrating {
     /// What became of it; `None` while it is under way.
-    pub fn ended(&self) -> Option<Ended> {
-        let outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
-        outcome.as_ref().map(|outcome| match outcome {
-            Ok(()) => Ended::There,
-            Err(LibvirtError::Refused { code: api::ERROR_ABORTED, .. }) => Ended::Cancelled,
-            Err(error) => Ended::Failed(error.clone()),
-        })
+    pub fn ended(&self) -> Option<&Ended> {
+        let ended = match self.outcome.try_recv() {
+            Err(TryRecvError::Empty) => return self.ended.get(),
+            Err(TryRecvError::Disconnected) => {
+                Ended::Failed("the thread of the call has panicked".to_owned())
+            }
+            Ok(Ok(())) => Ended::There,
+            Ok(Err(LibvirtError::Refused { code: api::ERROR_ABORTED, .. })) => Ended::Cancelled,
+            Ok(Err(error)) => Ended::Failed(error.to_string()),
+        };
+        Some(self.ended.get_or_init(|| ended))
     }
 }
 
-/// What libvirt says of what it does to a domain.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Job {
-    /// There is one.
-    pub under_way: bool,
-    /// What was sent, bytes.
-    pub sent_bytes: u64,
-    /// What is to be sent, bytes.
-    pub left_bytes: u64,
-    /// The domain's memory, bytes.
-    pub total_bytes: u64,
-    /// How often it has gone through the memory.
-    pub passes: u64,
-    /// How long the guest stood still, or is expected to, milliseconds.
-    pub downtime_ms: Option<u64>,
-}
-
-impl Job {
-    fn add(&mut self, field: &str, value: u64) {
-        // VIR_DOMAIN_JOB_MEMORY_* and VIR_DOMAIN_JOB_DOWNTIME
-        match field {
-            "memory_processed" => self.sent_bytes = value,
-            "memory_remaining" => self.left_bytes = value,
-            "memory_total" => self.total_bytes = value,
-            "memory_iteration" => self.passes = value,
-            "downtime" => self.downtime_ms = Some(value),
-            _ => {}
-        }
+fn add(progress: &mut MigrationProgress, field: &str, value: u64) {
+    // VIR_DOMAIN_JOB_MEMORY_* and VIR_DOMAIN_JOB_DOWNTIME
+    match field {
+        "memory_processed" => progress.sent_bytes = value,
+        "memory_remaining" => progress.left_bytes = value,
+        "memory_total" => progress.total_bytes = value,
+        "memory_iteration" => progress.passes = value,
+        "downtime" => progress.downtime_ms = Some(value),
+        _ => {}
     }
 }
 
@@ -106,15 +94,15 @@ impl Domain {
                 (parameter.iter().len() as c_uint, parameter.as_slice().as_ptr().cast_mut());
             // SAFETY: the domain is held for the call, the URI ends with a zero, as does the text of the parameter, if there is one.
             // The library only reads parameters.
-            let result =
-                unsafe { (library.api.migrate)(domain, destination.as_ptr(), parameters, count, flags) };
-            (result >= 0).then_some(())
+            succeeded(unsafe {
+                (library.api.migrate)(domain, destination.as_ptr(), parameters, count, flags)
+            })
         })?;
-        Ok(Migrating { outcome })
+        Ok(Migrating { outcome, ended: OnceCell::new() })
     }
 
-    /// What libvirt does to it now, such as a migration.
-    pub fn job(&self, limit: Duration) -> Result<Job, LibvirtError> {
+    /// How far what libvirt does to it now is. That is taken for a migration.
+    pub fn progress(&self, limit: Duration) -> Result<MigrationProgress, LibvirtError> {
         self.call("virDomainGetJobStats", limit, |library, domain| {
             let (mut kind, mut count, mut parameters) = (0, 0, ptr::null_mut::<TypedParameter>());
             // SAFETY: the domain is held for the call, which writes an array of its own making, with its length.
@@ -125,19 +113,20 @@ impl Domain {
                 return None;
             }
             // VIR_DOMAIN_JOB_BOUNDED and VIR_DOMAIN_JOB_UNBOUNDED
-            let mut job = Job { under_way: matches!(kind, 1 | 2), ..Job::default() };
+            let status = if matches!(kind, 1 | 2) { MigrationStatus::Active } else { MigrationStatus::None };
+            let mut progress = MigrationProgress { status, ..MigrationProgress::default() };
             for at in 0..usize::try_from(count).unwrap_or(0).min(MAX_FIGURES) {
                 // SAFETY: the array has `count` parameters.
                 let parameter = unsafe { &*parameters.add(at) };
                 if parameter.kind == api::TYPE_ULLONG {
                     let field = parameter.field.map(|byte| byte as u8);
                     let end = field.iter().position(|byte| *byte == 0).unwrap_or(field.len());
-                    job.add(&String::from_utf8_lossy(&field[..end]), parameter.value);
+                    add(&mut progress, &String::from_utf8_lossy(&field[..end]), parameter.value);
                 }
             }
             // SAFETY: the array is the caller's to free, once.
             unsafe { (library.api.free_parameters)(parameters, count) };
-            Some(job)
+            Some(progress)
         })
     }
 
@@ -158,17 +147,17 @@ impl Domain {
     }
 }
 
-fn succeeded(result: c_int) -> Option<()> {
-    (result >= 0).then_some(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::{Arc, Mutex};
+    use std::sync::mpsc::{self, Sender};
 
-    fn migrating(outcome: Option<Result<(), LibvirtError>>) -> Migrating {
-        Migrating { outcome: Arc::new(Mutex::new(outcome)) }
+    type Outcome = Result<(), LibvirtError>;
+
+    fn migrating(outcome: Option<Outcome>) -> (Sender<Outcome>, Migrating) {
+        let (sender, received) = mpsc::channel();
+        outcome.into_iter().for_each(|outcome| sender.send(outcome).unwrap());
+        (sender, Migrating { outcome: received, ended: OnceCell::new() })
     }
 
     #[test]
@@ -177,15 +166,22 @@ mod tests {
             let (uri, call, reason) = ("qemu:///system".to_owned(), "x", "y".to_owned());
             Some(Err(LibvirtError::Refused { uri, call, reason, code }))
         };
-        assert!(migrating(None).ended().is_none());
-        assert!(matches!(migrating(Some(Ok(()))).ended(), Some(Ended::There)));
-        assert!(matches!(migrating(refused(api::ERROR_ABORTED)).ended(), Some(Ended::Cancelled)));
-        assert!(matches!(migrating(refused(1)).ended(), Some(Ended::Failed(_))));
+        let (sender, under_way) = migrating(None);
+        assert!(under_way.ended().is_none());
+        drop(sender);
+        assert!(matches!(under_way.ended(), Some(Ended::Failed(why)) if why.contains("panicked")));
+        assert!(matches!(migrating(Some(Ok(()))).1.ended(), Some(Ended::There)));
+        assert!(matches!(migrating(refused(api::ERROR_ABORTED)).1.ended(), Some(Ended::Cancelled)));
+        let (sender, failed) = migrating(refused(1));
+        let is_known = || matches!(failed.ended(), Some(Ended::Failed(why)) if why.contains("refused"));
+        assert!(is_known() && is_known(), "for good");
+        drop(sender);
+        assert!(is_known());
     }
 
     #[test]
     fn figures_are_known_by_their_names() {
-        let mut job = Job::default();
+        let mut progress = MigrationProgress::default();
         let figures = [
             ("memory_processed", 1),
             ("memory_remaining", 2),
@@ -194,16 +190,16 @@ mod tests {
             ("downtime", 5),
             ("disk_total", 6),
         ];
-        figures.iter().for_each(|(field, value)| job.add(field, *value));
-        let expected = Job {
-            under_way: false,
+        figures.iter().for_each(|(field, value)| add(&mut progress, field, *value));
+        let expected = MigrationProgress {
             sent_bytes: 1,
             left_bytes: 2,
             total_bytes: 3,
             passes: 4,
             downtime_ms: Some(5),
+            ..MigrationProgress::default()
         };
-        assert_eq!(job, expected);
+        assert_eq!(progress, expected);
     }
 
     #[test]

@@ -51,7 +51,7 @@ pub use procfs::{ProcError, read_allowed, thread_exists};
 pub use sample::{BASE_PAGE, Sampled, SampledPage, choose_addresses, sample_pages};
 pub use stop::{stopped, stopped_by_stat};
 pub use threads::spawn_worker;
-pub use worker::{Change, Heartbeat, Jobs, Next, Worker, Workers};
+pub use worker::{Change, Groups, Heartbeat, Jobs, Next, Worker, Workers};
 
 /// Why an act failed. Nothing was changed then, unless the variant says so.
 #[derive(Debug, thiserror::Error)]

@@ -76,6 +76,15 @@ struct Member {
     panicked: bool,
 }
 
+/// Workers by what ends with one that panics.
+#[derive(Clone, Debug, Default)]
+pub struct Groups {
+    /// What each VM needs. The process ends.
+    pub host: Workers,
+    /// What one VM needs. Its connection ends.
+    pub vms: Workers,
+}
+
 /// The workers of a group.
 #[derive(Clone, Debug, Default)]
 pub struct Workers(Arc<Mutex<Vec<Member>>>);
@@ -100,6 +109,12 @@ impl Workers {
         let wake = Arc::new(EventFd::from_value_and_flags(0, flags)?);
         let theirs = Arc::clone(&wake);
         self.start_with(name, Some(wake), |jobs| work(jobs, theirs))
+    }
+
+    /// Starts a thread without jobs, whose end nobody waits for. It is looked at until then.
+    pub fn start_alone(&self, name: &str, work: impl FnOnce(&Heartbeat) + Send + 'static) -> io::Result<()> {
+        let work = |jobs: Jobs<()>| work(jobs.heartbeat());
+        self.start_with(name, None, work).map(|worker| drop(worker.detached()))
     }
 
     fn start_with<J: Send + 'static>(
@@ -405,7 +420,7 @@ mod tests {
         while workers.lock(|members| !members.is_empty()) {
             assert_eq!(workers.look(Instant::now() + PATIENCE, PATIENCE), []);
         }
-        drop(workers.start("test", |_: Jobs<()>| panic!("unseen")).unwrap().detached());
+        workers.start_alone("test", |_| panic!("unseen")).unwrap();
         let panicked = Change::Panicked("test".to_owned(), "unseen".to_owned());
         assert_eq!(wait_for_change(&workers, Duration::ZERO), [panicked], "without a handle as well");
     }

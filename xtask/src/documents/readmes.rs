@@ -97,7 +97,7 @@ fn parts_wrong(readme: &str, cells: &[String], code: &[File]) -> Vec<String> {
 fn threads(code: &[File]) -> BTreeSet<String> {
     let starts = |file: &File| -> Vec<String> {
         let calls = file.tokens.windows(3).filter(|tokens| {
-            ["start", "start_polling", "spawn_worker"].contains(&tokens[0].text.as_str())
+            ["start", "start_polling", "start_alone", "spawn_worker"].contains(&tokens[0].text.as_str())
                 && tokens[1].text == "("
                 && tokens[2].text.starts_with('"')
         });

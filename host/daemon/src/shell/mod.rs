@@ -195,8 +195,9 @@ impl Shell {
         inbox: Arc<Inbox>,
     ) -> anyhow::Result<Self> {
         let records = ChannelRecords::new(config.records.clone());
-        let supervisor = Supervisor::default();
-        let workers = &supervisor.host;
+        let backend = factory();
+        let supervisor = Supervisor::with(backend.workers());
+        let workers = &supervisor.own.host;
         let (locator, kernel) = Locator::start(workers, &host, &config, Arc::clone(&inbox))?;
         let shell = Self {
             affinities: affinities::start(
@@ -223,7 +224,7 @@ impl Shell {
             processes: processes::start(workers, &config, Arc::clone(&inbox))?,
             scanner: Scanner::start(
                 workers,
-                factory(),
+                backend,
                 records.clone(),
                 config.resync_interval,
                 Arc::clone(&inbox),
@@ -632,7 +633,7 @@ impl Shell {
         let (records, reader) = (self.records.clone(), self.locator.reader());
         let name = self.core.world().get(vm).map_or_else(String::new, |vm| vm.fallback_name.clone());
         let at = (handle.clone(), name);
-        match VmWorker::start(&self.supervisor.vms, connection, at, backend, records, reader, inbox) {
+        match VmWorker::start(&self.supervisor.own.vms, connection, at, backend, records, reader, inbox) {
             Ok(worker) => {
                 self.workers.insert(connection, (vm, Arc::new(worker)));
                 None

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tracing::{error, info};
-use vnuma_process::{Change, Workers};
+use vnuma_process::{Change, Groups};
 
 /// A thread of the host that works so long without a beat is silent. None has that much to do at once.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -25,16 +25,20 @@ pub(crate) struct ThreadPanicked {
 /// All threads that work for the core's thread.
 #[derive(Debug, Default)]
 pub(super) struct Supervisor {
-    /// What each VM needs.
-    pub(super) host: Workers,
-    /// One for each connection to a hypervisor.
-    pub(super) vms: Workers,
+    /// The shell's: what each VM needs, and one for each connection to a hypervisor.
+    pub(super) own: Groups,
+    /// Of backends.
+    others: Vec<Groups>,
     silent: BTreeSet<String>,
     panics: u64,
     looked_at: Option<Instant>,
 }
 
 impl Supervisor {
+    pub(super) fn with(others: Vec<Groups>) -> Self {
+        Self { others, ..Self::default() }
+    }
+
     /// Looks at them, if it is time, without waiting.
     ///
     /// A panic of a thread of the host ends vnumad, and the service manager starts it again. That is simpler than to start this thread
@@ -45,11 +49,13 @@ impl Supervisor {
             return Ok(());
         }
         self.looked_at = Some(now);
-        for change in self.vms.look(now, PATIENCE_WITH_VM) {
+        let groups: Vec<Groups> = [&self.own].into_iter().chain(&self.others).cloned().collect();
+        for change in groups.iter().flat_map(|groups| groups.vms.look(now, PATIENCE_WITH_VM)) {
             // Its connection is made again.
             let _ = self.note(change);
         }
-        self.host.look(now, PATIENCE).into_iter().try_for_each(|change| self.note(change))
+        let of_host = groups.iter().flat_map(|groups| groups.host.look(now, PATIENCE));
+        of_host.collect::<Vec<_>>().into_iter().try_for_each(|change| self.note(change))
     }
 
     /// Those that are silent now.
@@ -112,12 +118,15 @@ mod tests {
     #[test]
     fn a_thread_of_the_host_that_panics_ends_vnumad_and_one_of_a_vm_does_not() {
         let mut supervisor = Supervisor::default();
-        let vm = supervisor.vms.start("vm-1", |_: Jobs<()>| panic!("a VM"));
+        let vm = supervisor.own.vms.start("vm-1", |_: Jobs<()>| panic!("a VM"));
         assert!(until(&mut supervisor, Duration::ZERO, |supervisor| supervisor.panics == 1).is_none());
-        let host = supervisor.host.start("mover", |_: Jobs<()>| panic!("a mask"));
+        supervisor.others.push(Groups::default());
+        let of_backend = supervisor.others[0].vms.start("lane", |_: Jobs<()>| panic!("a call"));
+        assert!(until(&mut supervisor, Duration::ZERO, |supervisor| supervisor.panics == 2).is_none());
+        let host = supervisor.others[0].host.start("mover", |_: Jobs<()>| panic!("a mask"));
         let ended = until(&mut supervisor, Duration::ZERO, |_| false).map(|panicked| panicked.to_string());
         assert_eq!(ended.as_deref(), Some("the thread mover panicked: a mask"));
-        assert!(vm.is_ok() && host.is_ok());
+        assert!(vm.is_ok() && of_backend.is_ok() && host.is_ok());
     }
 
     #[test]
@@ -127,7 +136,7 @@ mod tests {
             let _ = held.recv();
             jobs.for_each(drop);
         };
-        let worker = supervisor.host.start("observer", hangs).expect("started");
+        let worker = supervisor.own.host.start("observer", hangs).expect("started");
         let silent = |supervisor: &Supervisor| supervisor.silent.contains("observer");
         assert!(until(&mut supervisor, PATIENCE, silent).is_none());
         go_on.send(()).expect("it waits for that");

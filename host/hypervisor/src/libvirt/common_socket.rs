@@ -20,7 +20,7 @@ use nix::{
     fcntl::OFlag,
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::{
-        eventfd::{EfdFlags, EventFd},
+        eventfd::EventFd,
         socket::{Backlog, SockFlag, accept4, listen},
     },
     unistd::pipe2,
@@ -33,7 +33,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-use vnuma_process::spawn_worker;
+use vnuma_process::{Heartbeat, Worker, Workers};
 
 /// Its name in the directory of sockets.
 pub(super) const NAME: &str = "channel.sock";
@@ -66,14 +66,16 @@ pub(super) struct CommonSocket {
     make: MakeSpare,
     /// Held by the thread that accepts or starts a child that does. The end of a pipe that such a child has open as long as it accepts.
     turn: Mutex<Option<OwnedFd>>,
-    stop: EventFd,
     /// Last, as nobody else may have the socket before it is removed.
     _lock: Turn,
 }
 
 /// Serves it until this is dropped.
 #[derive(Debug)]
-pub(super) struct Served(Arc<CommonSocket>);
+pub(super) struct Served {
+    socket: Arc<CommonSocket>,
+    _worker: Worker<()>,
+}
 
 /// Somebody who has not read everything.
 struct Reader {
@@ -89,29 +91,23 @@ impl fmt::Debug for CommonSocket {
 }
 
 impl Served {
-    pub(super) fn start(directory: &Path, make: MakeSpare) -> io::Result<Self> {
+    /// By one of these workers.
+    pub(super) fn start(workers: &Workers, directory: &Path, make: MakeSpare) -> io::Result<Self> {
         make_directory(directory)?;
         let lock = Turn::take(directory.join("channel.lock"), "serves it")?;
         let path = directory.join(NAME);
         let listener = bind_to(&path, 0o666)?;
         listen(&listener, Backlog::new(64)?)?;
-        let stop = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC)?;
         let (directory, turn) = (directory.to_owned(), Mutex::default());
-        let socket = Arc::new(CommonSocket { directory, path, listener, make, turn, stop, _lock: lock });
+        let socket = Arc::new(CommonSocket { directory, path, listener, make, turn, _lock: lock });
         let served = Arc::clone(&socket);
-        spawn_worker("channels", move || served.serve())?;
-        Ok(Self(socket))
+        let worker =
+            workers.start_polling("channels", move |jobs, stop| served.serve(jobs.heartbeat(), &stop))?;
+        Ok(Self { socket, _worker: worker.detached() })
     }
 
     pub(super) fn socket(&self) -> &CommonSocket {
-        &self.0
-    }
-}
-
-impl Drop for Served {
-    fn drop(&mut self) {
-        // A counter that is full is as readable as any other.
-        let _ = self.0.stop.write(1);
+        &self.socket
     }
 }
 
@@ -166,11 +162,11 @@ impl CommonSocket {
         Ok(started)
     }
 
-    fn serve(&self) {
+    fn serve(&self, heartbeat: &Heartbeat, stop: &EventFd) {
         let mut readers: Vec<Reader> = Vec::new();
         loop {
             let wait = if readers.is_empty() { None } else { Some(LOOK) };
-            let [comes, ends] = wait_for([self.listener.as_fd(), self.stop.as_fd()], wait);
+            let [comes, ends] = heartbeat.rest(|| wait_for([self.listener.as_fd(), stop.as_fd()], wait));
             if ends {
                 return;
             }
@@ -183,7 +179,7 @@ impl CommonSocket {
             thread::sleep(if child_accepts { LOOK } else { BREATH });
             if !child_accepts && let Err(error) = self.accept(&mut readers) {
                 tracing::warn!(path = %self.path.display(), %error, "a QEMU that was started to take in a domain waits for its channel");
-                if wait_for([self.stop.as_fd()], Some(PAUSE))[0] {
+                if wait_for([stop.as_fd()], Some(PAUSE))[0] {
                     return;
                 }
             }
@@ -244,11 +240,15 @@ mod tests {
         io::Read,
         os::unix::{fs::PermissionsExt, net::UnixStream},
         process::{Command, Stdio},
-        sync::atomic::{AtomicUsize, Ordering},
+        sync::{
+            atomic::{AtomicUsize, Ordering},
+            mpsc,
+        },
     };
+    use vnuma_process::Change;
 
     fn serve(directory: &Path) -> Served {
-        Served::start(directory, Box::new(|| Ok(server(5)))).unwrap()
+        Served::start(&Workers::default(), directory, Box::new(|| Ok(server(5)))).unwrap()
     }
 
     #[test]
@@ -257,7 +257,7 @@ mod tests {
         let made = AtomicUsize::new(5);
         // Each one more than the one before.
         let make = move || Ok(server(made.fetch_add(1, Ordering::AcqRel) as i64));
-        let served = Served::start(&dir.path().join("sub"), Box::new(make)).unwrap();
+        let served = Served::start(&Workers::default(), &dir.path().join("sub"), Box::new(make)).unwrap();
         let path = dir.path().join("sub/channel.sock");
         assert_eq!(served.socket().path(), path);
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o666);
@@ -311,9 +311,31 @@ mod tests {
     fn one_vnumad_serves_it() {
         let dir = tempfile::tempdir().unwrap();
         let served = serve(dir.path());
-        let error = Served::start(dir.path(), Box::new(|| Ok(server(3)))).unwrap_err();
+        let error = Served::start(&Workers::default(), dir.path(), Box::new(|| Ok(server(3)))).unwrap_err();
         assert_eq!(error.to_string(), format!("process {} serves it as well", own()));
         assert_eq!(receive(served.socket().path()).0.len(), 5);
+    }
+
+    #[test]
+    fn a_panic_and_a_silence_of_its_thread_are_seen() {
+        let (dir, workers) = (tempfile::tempdir().unwrap(), Workers::default());
+        let ((begin, begun), (release, held)) = (mpsc::channel(), mpsc::channel::<()>());
+        let held = Mutex::new(held);
+        let make = move || {
+            begin.send(()).unwrap();
+            let released = held.lock().unwrap().recv();
+            panic!("{released:?}");
+        };
+        let served = Served::start(&workers, dir.path(), Box::new(make)).unwrap();
+        let look = || workers.look(Instant::now() + 2 * READ_LIMIT, READ_LIMIT).pop();
+        let until = Instant::now() + READ_LIMIT;
+        let _client = UnixStream::connect(served.socket().path()).unwrap();
+        begun.recv_timeout(READ_LIMIT).unwrap();
+        assert!(matches!(look(), Some(Change::Silent(name, _)) if name == "channels"));
+        release.send(()).unwrap();
+        while look() != Some(Change::Panicked("channels".to_owned(), "Ok(())".to_owned())) {
+            assert!(Instant::now() < until, "its panic is not seen");
+        }
     }
 
     /// The process may have no descriptors left for a while.
@@ -325,7 +347,7 @@ mod tests {
             0 => Err(io::Error::from(Errno::EMFILE)),
             _ => Ok(server(5)),
         };
-        let served = Served::start(dir.path(), Box::new(make)).unwrap();
+        let served = Served::start(&Workers::default(), dir.path(), Box::new(make)).unwrap();
         assert_eq!(receive(served.socket().path()).0.len(), 5);
     }
 
@@ -338,7 +360,7 @@ mod tests {
         let mut sleeper =
             Command::new("sleep").arg("600").stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         let pid = sleeper.id().cast_signed();
-        let others = Handshake::start(Place::Common(socket), pid, &server(35)).unwrap();
+        let others = Handshake::start(&Workers::default(), Place::Common(socket), pid, &server(35)).unwrap();
         assert_eq!(others.path(), socket.path());
         let mut arrives = UnixStream::connect(socket.path()).unwrap();
         arrives.set_read_timeout(Some(READ_LIMIT)).unwrap();
@@ -356,7 +378,7 @@ mod tests {
         }
         // Some have not read all that they were sent. The child ends all the same.
         assert!(!others.end(), "the process that is meant has not come");
-        let own = Handshake::start(Place::Common(socket), own(), &server(35)).unwrap();
+        let own = Handshake::start(&Workers::default(), Place::Common(socket), own(), &server(35)).unwrap();
         assert_eq!(receive(socket.path()).0.len(), 35);
         assert!(own.end());
         assert_eq!(receive(socket.path()).0.len(), 5, "it is served as before");

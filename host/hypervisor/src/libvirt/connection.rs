@@ -263,7 +263,7 @@ impl VmConnection for LibvirtConnection {
         let sends = || qemu::sends_channel(&qemu::command_line(self.process.pid()));
         let common = self.places.common().filter(|_| sends());
         let place = common.map_or(Place::Own(&self.places.sockets), Place::Common);
-        match Handshake::start(place, self.process.pid(), &server) {
+        match Handshake::start(&self.places.workers.vms, place, self.process.pid(), &server) {
             Ok(handshake) => self.plug(port.index, handshake, common.is_some()),
             Err(error) => self.impossible(format!("{}: {error}", self.places.sockets.display())),
         }

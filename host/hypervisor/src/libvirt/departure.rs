@@ -1,13 +1,14 @@
 //! A migration of a domain to another host.
 
-use vnuma_libvirt::{Ended, Job, Migrating};
+use vnuma_libvirt::{Ended, Migrating};
+use vnuma_model::MigrationProgress;
 
 /// A migration that was begun.
 #[derive(Debug)]
 pub(super) struct Departure {
     pub(super) migrating: Migrating,
     /// As libvirt said last. After the end it says nothing.
-    pub(super) job: Job,
+    pub(super) progress: MigrationProgress,
     pub(super) cancelled: bool,
 }
 

@@ -58,8 +58,8 @@ use std::{
 };
 use vnuma_model::Backoff;
 use vnuma_process::{
+    Heartbeat, Workers,
     procfs::{self, STATUS_LIMIT},
-    spawn_worker,
 };
 
 /// How long a child waits for QEMU. Longer than an attach may take.
@@ -102,13 +102,15 @@ pub(super) struct Handshake {
     cancel: EventFd,
     /// The path is that of the socket that all have, which stays.
     common: bool,
+    workers: Workers,
     /// Last, as nobody else may have the socket before it is removed.
     _turn: Turn,
 }
 
 impl Handshake {
-    /// Serves the messages that wait in `server` to the process `pid`, once.
-    pub(super) fn start(place: Place<'_>, pid: i32, server: &OwnedFd) -> io::Result<Self> {
+    /// Serves the messages that wait in `server` to the process `pid`, once. A child that takes its time is waited for by one of
+    /// these workers.
+    pub(super) fn start(workers: &Workers, place: Place<'_>, pid: i32, server: &OwnedFd) -> io::Result<Self> {
         let directory = match place {
             Place::Own(directory) => directory,
             Place::Common(socket) => socket.directory(),
@@ -122,7 +124,14 @@ impl Handshake {
             Place::Common(socket) => (socket.path().to_owned(), Some(socket)),
         };
         // Removes its own socket wherever this ends: the process may be gone, so that it cannot be found out who it is.
-        let mut started = Self { path, child: None, cancel, common: common.is_some(), _turn: turn };
+        let mut started = Self {
+            path,
+            child: None,
+            cancel,
+            common: common.is_some(),
+            workers: workers.clone(),
+            _turn: turn,
+        };
         let cancel = started.cancel.as_fd();
         started.child = Some(match common {
             None => fork_child(&listen_for(&started.path, pid)?, cancel, None, pid, &messages)?,
@@ -166,7 +175,10 @@ impl Handshake {
                 }
                 // QEMU has not read everything, or somebody has stopped the child: it ends by itself later.
                 _ => {
-                    let _ = spawn_worker("handshake", move || waitpid(child, None));
+                    let waits = move |heartbeat: &Heartbeat| {
+                        heartbeat.rest(|| waitpid(child, None).map(|_| ()).unwrap_or(()))
+                    };
+                    let _ = self.workers.start_alone("handshake", waits);
                     return None;
                 }
             }
@@ -222,10 +234,8 @@ fn listen_for(path: &Path, pid: i32) -> io::Result<OwnedFd> {
 /// The user by whose rights a process opens files.
 fn user_of(pid: i32) -> io::Result<Uid> {
     let status = procfs::read_process(pid, "status", STATUS_LIMIT).map_err(io::Error::other)?;
-    let line = status.lines().find_map(|line| line.strip_prefix("Uid:"));
-    let user = line.and_then(|line| line.split_whitespace().nth(3)?.parse().ok());
     let unknown = || io::Error::other(format!("/proc/{pid}/status: Uid is missing"));
-    user.map(Uid::from_raw).ok_or_else(unknown)
+    procfs::users(&status).map(|[.., user]| Uid::from_raw(user)).ok_or_else(unknown)
 }
 
 /// Descriptors of the child. The last one may be none.
@@ -412,7 +422,8 @@ pub(super) mod tests {
         let mut ended = Command::new("true").spawn().unwrap();
         let pid = ended.id().cast_signed();
         ended.wait().unwrap();
-        let error = Handshake::start(Place::Own(directory.path()), pid, &server(3)).unwrap_err();
+        let error =
+            Handshake::start(&Workers::default(), Place::Own(directory.path()), pid, &server(3)).unwrap_err();
         assert!(error.to_string().contains("no such process"), "{error}");
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
     }
@@ -420,17 +431,25 @@ pub(super) mod tests {
     #[test]
     fn one_at_a_time_serves_a_process() {
         let dir = tempfile::tempdir().unwrap();
-        let first = Handshake::start(Place::Own(dir.path()), own(), &server(35)).unwrap();
-        let error = Handshake::start(Place::Own(dir.path()), own(), &server(3)).unwrap_err().to_string();
+        let first =
+            Handshake::start(&Workers::default(), Place::Own(dir.path()), own(), &server(35)).unwrap();
+        let error = Handshake::start(&Workers::default(), Place::Own(dir.path()), own(), &server(3))
+            .unwrap_err()
+            .to_string();
         assert_eq!(error, format!("process {} attaches this QEMU as well", own()));
         // Whose output would be waited for if this fails.
         let mut sleeper =
             Command::new("sleep").arg("600").stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        let other = Handshake::start(Place::Own(dir.path()), sleeper.id().cast_signed(), &server(3));
+        let other = Handshake::start(
+            &Workers::default(),
+            Place::Own(dir.path()),
+            sleeper.id().cast_signed(),
+            &server(3),
+        );
         assert!(other.is_ok(), "another process is another matter: {other:?}");
         assert_eq!(receive(first.path()).0.len(), 35, "the second one has not taken its socket away");
         assert!(first.end(), "it was served");
-        let next = Handshake::start(Place::Own(dir.path()), own(), &server(3)).unwrap();
+        let next = Handshake::start(&Workers::default(), Place::Own(dir.path()), own(), &server(3)).unwrap();
         assert_eq!(receive(next.path()).0.len(), 3);
         drop((next, other));
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
@@ -492,7 +511,8 @@ pub(super) mod tests {
     fn a_client_gets_all_messages_and_the_end() {
         let dir = tempfile::tempdir().unwrap();
         let directory = dir.path().join("sub");
-        let handshake = Handshake::start(Place::Own(&directory), own(), &server(35)).unwrap();
+        let handshake =
+            Handshake::start(&Workers::default(), Place::Own(&directory), own(), &server(35)).unwrap();
         let path = handshake.path().to_owned();
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         let (values, descriptors) = receive(&path);
@@ -505,7 +525,8 @@ pub(super) mod tests {
     #[test]
     fn the_connection_stays_open_until_everything_is_read() {
         let dir = tempfile::tempdir().unwrap();
-        let handshake = Handshake::start(Place::Own(dir.path()), own(), &server(35)).unwrap();
+        let handshake =
+            Handshake::start(&Workers::default(), Place::Own(dir.path()), own(), &server(35)).unwrap();
         let path = handshake.path().to_owned();
         let stream = UnixStream::connect(&path).unwrap();
         let closed = |limit_ms| {
@@ -524,7 +545,8 @@ pub(super) mod tests {
     #[test]
     fn a_client_that_writes_and_reads_nothing_costs_nothing() {
         let dir = tempfile::tempdir().unwrap();
-        let handshake = Handshake::start(Place::Own(dir.path()), own(), &server(3)).unwrap();
+        let handshake =
+            Handshake::start(&Workers::default(), Place::Own(dir.path()), own(), &server(3)).unwrap();
         let mut stream = UnixStream::connect(handshake.path()).unwrap();
         io::Write::write_all(&mut stream, b"x").unwrap();
         let child = handshake.child.unwrap();
@@ -553,7 +575,8 @@ pub(super) mod tests {
     #[test]
     fn one_that_is_ended_before_a_client_comes_refuses_it() {
         let dir = tempfile::tempdir().unwrap();
-        let handshake = Handshake::start(Place::Own(dir.path()), own(), &server(3)).unwrap();
+        let handshake =
+            Handshake::start(&Workers::default(), Place::Own(dir.path()), own(), &server(3)).unwrap();
         let path = handshake.path().to_owned();
         let link = dir.path().join("still-there");
         fs::hard_link(&path, &link).unwrap();
@@ -565,8 +588,13 @@ pub(super) mod tests {
     fn another_process_is_refused_with_a_message() {
         let dir = tempfile::tempdir().unwrap();
         let mut sleeper = Command::new("sleep").arg("600").spawn().unwrap();
-        let handshake =
-            Handshake::start(Place::Own(dir.path()), sleeper.id().cast_signed(), &server(3)).unwrap();
+        let handshake = Handshake::start(
+            &Workers::default(),
+            Place::Own(dir.path()),
+            sleeper.id().cast_signed(),
+            &server(3),
+        )
+        .unwrap();
         let mut stream = UnixStream::connect(handshake.path()).unwrap();
         let mut message = [0; MESSAGE];
         io::Read::read_exact(&mut stream, &mut message).expect("a message, and no end without one");
@@ -581,7 +609,8 @@ pub(super) mod tests {
     fn the_child_has_no_other_descriptors() {
         let dir = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(dir.path().join("api")).unwrap();
-        let handshake = Handshake::start(Place::Own(dir.path()), own(), &server(3)).unwrap();
+        let handshake =
+            Handshake::start(&Workers::default(), Place::Own(dir.path()), own(), &server(3)).unwrap();
         drop(listener);
         let child = handshake.child.unwrap();
         let until = Instant::now() + HANG;
@@ -606,8 +635,12 @@ pub(super) mod tests {
             // SAFETY: the child calls what is tested, and ends by a signal or without cleaning up.
             let parent = match unsafe { libc::fork() } {
                 0 => {
-                    let started =
-                        Handshake::start(Place::Own(dir.path()), nix::unistd::getppid().as_raw(), &server);
+                    let started = Handshake::start(
+                        &Workers::default(),
+                        Place::Own(dir.path()),
+                        nix::unistd::getppid().as_raw(),
+                        &server,
+                    );
                     let ready = dir.path().join(if started.is_ok() { "ready" } else { "failed" });
                     let _ = fs::write(ready, "");
                     loop {
@@ -623,7 +656,8 @@ pub(super) mod tests {
             }
             kill(parent, signal).unwrap();
             waitpid(parent, Some(WaitPidFlag::WUNTRACED)).unwrap();
-            let next = || Handshake::start(Place::Own(dir.path()), own(), &self::server(3));
+            let next =
+                || Handshake::start(&Workers::default(), Place::Own(dir.path()), own(), &self::server(3));
             if signal == Signal::SIGKILL {
                 // A lock ends with its holder, and with a child that has not closed what it does not need.
                 while let Err(error) = next() {

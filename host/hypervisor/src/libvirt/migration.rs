@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{VmConnection, VmError, VmEvent};
 use std::time::{Duration, Instant};
-use vnuma_libvirt::{Ended, Job, MARK_ELEMENT, MARK_NAMESPACE, PREFIX, xml_for_elsewhere};
+use vnuma_libvirt::{Ended, MARK_ELEMENT, MARK_NAMESPACE, PREFIX, xml_for_elsewhere};
 use vnuma_model::{Destinations, MigrationProgress, MigrationStatus};
 
 /// libvirt says that a domain has left after the end of its process: of a migration that was begun here, and of any.
@@ -47,7 +47,8 @@ impl LibvirtConnection {
         let xml = self.xml_for_elsewhere()?;
         let migrating = self.domain.migrate(destination, post_copy, xml.as_deref());
         let migrating = migrating.map_err(|cause| self.failed(cause))?;
-        self.departure = Some(Departure { migrating, job: Job::default(), cancelled: false });
+        self.departure =
+            Some(Departure { migrating, progress: MigrationProgress::default(), cancelled: false });
         Ok(())
     }
 
@@ -62,19 +63,17 @@ impl LibvirtConnection {
     }
 
     pub(super) fn departure_progress(&mut self) -> Result<MigrationProgress, VmError> {
-        let job = match self.departure.as_ref().map(|departure| departure.migrating.ended()) {
+        let now = match self.departure.as_ref().map(|departure| departure.migrating.ended()) {
             // libvirt may say nothing of the domain any more.
-            Some(Some(_)) => None,
-            _ => Some(self.domain.job(XML).map_err(|cause| self.failed(cause))?),
+            Some(Some(_)) => MigrationProgress::default(),
+            _ => self.domain.progress(XML).map_err(|cause| self.failed(cause))?,
         };
-        let Some(departure) = &mut self.departure else {
-            // Begun by a vnumad before this one, or by somebody else.
-            let job = job.unwrap_or_default();
-            let status = if job.under_way { MigrationStatus::Active } else { MigrationStatus::None };
-            return Ok(shown(status, job, None));
-        };
-        departure.job = job.filter(|job| job.under_way).unwrap_or(departure.job);
-        let (job, cancelled) = (departure.job, departure.cancelled);
+        // Else begun by a vnumad before this one, or by somebody else.
+        let Some(departure) = &mut self.departure else { return Ok(now) };
+        if now.status == MigrationStatus::Active {
+            departure.progress = now;
+        }
+        let (progress, cancelled) = (departure.progress.clone(), departure.cancelled);
         let (status, problem) = match departure.migrating.ended() {
             None => {
                 let state = self.domain.state(SHORT).map_err(|cause| self.failed(cause))?;
@@ -84,15 +83,15 @@ impl LibvirtConnection {
                     (false, true) => MigrationStatus::Cancelling,
                     (false, false) => MigrationStatus::Active,
                 };
-                return Ok(shown(status, job, None));
+                (status, None)
             }
-            Some(Ended::There) => return Ok(shown(MigrationStatus::Completed, job, None)),
+            Some(Ended::There) => (MigrationStatus::Completed, None),
             Some(Ended::Cancelled) => (MigrationStatus::Cancelled, None),
             // What was cancelled early fails in other words.
             Some(Ended::Failed(_)) if cancelled => (MigrationStatus::Cancelled, None),
-            Some(Ended::Failed(error)) => (MigrationStatus::Failed, Some(error.to_string())),
+            Some(Ended::Failed(error)) => (MigrationStatus::Failed, Some(error.clone())),
         };
-        Ok(shown(status, job, problem))
+        Ok(MigrationProgress { status, problem, ..progress })
     }
 
     pub(super) fn cancel_departure(&mut self) -> Result<(), VmError> {
@@ -107,11 +106,10 @@ impl LibvirtConnection {
     }
 
     pub(super) fn has_departed(&mut self) -> bool {
-        let ended = |departure: &Option<Departure>| departure.as_ref().map(|d| d.migrating.ended());
-        let under_way = matches!(ended(&self.departure), Some(None));
+        let under_way = self.departure.as_ref().is_some_and(Departure::is_under_way);
         let until = Instant::now() + if under_way { OUTCOME_LIMIT } else { LEFT_LIMIT };
         loop {
-            match ended(&self.departure) {
+            match self.departure.as_ref().map(|departure| departure.migrating.ended()) {
                 Some(Some(Ended::There)) => return true,
                 Some(Some(Ended::Cancelled | Ended::Failed(_))) if under_way => return false,
                 _ => {}
@@ -126,11 +124,6 @@ impl LibvirtConnection {
             }
         }
     }
-}
-
-fn shown(status: MigrationStatus, job: Job, problem: Option<String>) -> MigrationProgress {
-    let Job { sent_bytes, left_bytes, total_bytes, passes, downtime_ms, .. } = job;
-    MigrationProgress { status, sent_bytes, left_bytes, total_bytes, passes, downtime_ms, problem }
 }
 
 #[cfg(test)]

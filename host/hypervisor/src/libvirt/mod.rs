@@ -39,7 +39,7 @@ use std::{
 };
 use vnuma_libvirt::{Connection, Library, LibvirtError, Listed};
 use vnuma_model::{Abilities, VmCandidate, VmHandle};
-use vnuma_process::{qemu, text::sanitize_short};
+use vnuma_process::{Groups, qemu, text::sanitize_short};
 
 /// Handles of this backend begin so; the domain's UUID and the URI of its connection follow.
 const PREFIX: &str = "libvirt:";
@@ -71,6 +71,7 @@ struct Shared {
     directories: Arc<[PathBuf]>,
     sockets: PathBuf,
     common: Common,
+    workers: Groups,
     changes: Arc<EventFd>,
     known: Mutex<Known>,
 }
@@ -84,6 +85,7 @@ struct Places {
     sockets: PathBuf,
     /// The one that all have which take their channels along.
     common: Common,
+    workers: Groups,
 }
 
 /// The socket for domains that take their channels along, or why it is not served. Nothing before that was tried.
@@ -125,15 +127,15 @@ impl LibvirtBackend {
         let connect = |uri: &String| Connection::new(library, uri, Arc::clone(&changes));
         let connections = uris.iter().map(connect).collect::<Result<_, _>>()?;
         let (daemons, known, common) = (Mutex::default(), Mutex::default(), Arc::default());
-        let directories = states.into();
-        let shared = Shared { connections, daemons, directories, sockets, common, changes, known };
+        let (directories, workers) = (states.into(), library.workers());
+        let shared = Shared { connections, daemons, directories, sockets, common, workers, changes, known };
         Ok(Self { shared: Arc::new(shared), hidden: BTreeSet::new() })
     }
 
     /// Serves the socket for domains that take their channels along, as long as this backend or a clone of it is there. Where that
     /// fails, these domains are attached as the others, and [`sources`](VmBackend::sources) says why.
     pub fn serve_arrivals(&self, make: MakeSpare) -> io::Result<()> {
-        let served = Served::start(&self.shared.sockets, make);
+        let served = Served::start(&self.shared.workers.host, &self.shared.sockets, make);
         let outcome =
             served.as_ref().map(drop).map_err(|error| io::Error::new(error.kind(), error.to_string()));
         // A second call changes nothing.
@@ -312,6 +314,10 @@ impl VmBackend for LibvirtBackend {
             .collect();
     }
 
+    fn workers(&self) -> Vec<Groups> {
+        vec![self.shared.workers.clone()]
+    }
+
     fn sources(&self) -> Vec<Source> {
         let known = self.shared.known();
         let source = |connection: &Connection| {
@@ -354,7 +360,8 @@ impl VmBackend for LibvirtBackend {
         let domain = self.shared.connections[connection].domain(&listed.uuid);
         let domain = domain.map_err(|error| connection::error(&name, error))?;
         let (sockets, common) = (self.shared.sockets.clone(), Arc::clone(&self.shared.common));
-        let places = Arc::new(Places { states, sockets, common });
+        let workers = self.shared.workers.clone();
+        let places = Arc::new(Places { states, sockets, common, workers });
         Ok(Box::new(LibvirtConnection::new(domain, process, listed.name, name, places)))
     }
 }
