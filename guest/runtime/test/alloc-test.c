@@ -9,35 +9,18 @@
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
-#include <malloc.h>
-#include <pthread.h>
-#include <sched.h>
-#include <semaphore.h>
 #include <signal.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
-#include <time.h>
 
+#include "alloc-test.h"
 #include "seccomp.h"
-#include "tree.h"
 
 #define CPUS	VNUMA_GD_MAX_CPUS
-#define THREADS	128
-#define LOOK_EVERY	1024
-#define LOOK_FIRST	8
-#define PER_NODE	64
-#define PER_CPU	4
-#define HUGE_PAGE	(2UL << 20)
-/* Together some huge pages. */
-#define PIECES		64
-#define PIECE		(200UL << 10)
 
-static volatile int no_more_arenas;
+volatile int no_more_arenas;
 /* The next hooks are lost. */
-static volatile int loses_hooks;
+volatile int loses_hooks;
 /* The functions of extent_hooks_t, and nothing behind them. */
 #define HOOKS	9
 
@@ -62,15 +45,11 @@ __attribute__((visibility("default"))) int mallctl(const char *name, void *old, 
 	return real(name, old, old_size, new, new_size);
 }
 
-int mallctlnametomib(const char *name, size_t *mib, size_t *length);
-int mallctlbymib(const size_t *mib, size_t length, void *old, size_t *old_size, void *new, size_t new_size);
+__thread void *volatile kept;
 
-/* The compiler must not leave out what is allocated for its own sake. */
-static __thread void *volatile kept;
+struct vnuma_gd_page *page;
 
-static struct vnuma_gd_page *page;
-
-static unsigned int thread_arena(void)
+unsigned int thread_arena(void)
 {
 	unsigned int arena;
 	size_t size = sizeof(arena);
@@ -80,7 +59,7 @@ static unsigned int thread_arena(void)
 }
 
 /* That of a piece of memory, which a thread's cache may have kept. */
-static unsigned int arena_of(void *memory)
+unsigned int arena_of(void *memory)
 {
 	unsigned int arena;
 	size_t size = sizeof(arena);
@@ -90,7 +69,7 @@ static unsigned int arena_of(void *memory)
 }
 
 /* The arena that a thread uses now, for large pieces and for those that its cache keeps. */
-static unsigned int allocated_in(void)
+unsigned int allocated_in(void)
 {
 	static const size_t sizes[] = { 100000, 64 };
 	unsigned int arena, i;
@@ -106,7 +85,7 @@ static unsigned int allocated_in(void)
 }
 
 /* As if the guest's scheduler had taken the thread there: nobody says so. */
-static void schedule_on(uint16_t node)
+void schedule_on(uint16_t node)
 {
 	unsigned int i;
 
@@ -117,48 +96,8 @@ static void schedule_on(uint16_t node)
 	}
 }
 
-/* A thread stays where it is while there is no arena for it, and tries again after the next change. */
-static void gets_an_arena_later(void)
-{
-	unsigned int first;
-
-	move_cpus(page, 0, 1);
-	first = allocated_in();
-	no_more_arenas = 1;
-	move_cpus(page, 1, 1);
-	expect_equal(allocated_in(), first);
-	no_more_arenas = 0;
-	move_cpus(page, 0, 1);
-	expect_equal(allocated_in(), first);
-	move_cpus(page, 1, 1);
-	expect(allocated_in() != first);
-}
-
-static void follows(void)
-{
-	unsigned int first, second;
-
-	move_cpus(page, 0, 1);
-	first = allocated_in();
-	expect(first != 0);
-	move_cpus(page, 1, 1);
-	errno = E2BIG;
-	kept = malloc(100000);
-	expect_equal(errno, E2BIG);
-	free(kept);
-	second = allocated_in();
-	expect(second != 0 && second != first);
-	move_cpus(page, 0, 1);
-	expect_equal(allocated_in(), first);
-	schedule_on(1);
-	expect_equal(thread_arena(), second);
-	/* A CPU of no node: where it was. */
-	move_cpus(page, VNUMA_GD_NO_NODE, 1);
-	expect_equal(allocated_in(), second);
-}
-
 /* Arenas that jemalloc has by itself. */
-static unsigned int automatic(void)
+unsigned int automatic(void)
 {
 	unsigned int arenas;
 	size_t size = sizeof(arenas);
@@ -167,46 +106,8 @@ static unsigned int automatic(void)
 	return arenas;
 }
 
-/* Nodes of the CPUs that may be used, of which each second one was on node 1 at the start. */
-static unsigned int nodes_at_start(void)
-{
-	unsigned int cpu, seen = 0;
-	cpu_set_t allowed;
-
-	expect_equal(sched_getaffinity(0, sizeof(allowed), &allowed), 0);
-	for (cpu = 0; cpu < CPU_SETSIZE; cpu++)
-		if (CPU_ISSET(cpu, &allowed))
-			seen |= 1U << cpu % 2;
-	return seen == 3 ? 2 : 1;
-}
-
-/* Arenas of a node: they are divided, but for the first one. */
-static unsigned int slots(void)
-{
-	unsigned int each = (automatic() - 1) / nodes_at_start();
-
-	return each < PER_CPU ? PER_CPU : each < PER_NODE ? each : PER_NODE;
-}
-
-/* A thread that shares an arena with the one that was first, as that many came between, until it may end. */
-static void *stays(void *step)
-{
-	pthread_barrier_t *steps = step;
-
-	allocated_in();
-	pthread_barrier_wait(steps);
-	pthread_barrier_wait(steps);
-	return NULL;
-}
-
-static void *nothing(void *unused)
-{
-	allocated_in();
-	return unused;
-}
-
 /* What gives an arena its memory, which all arenas of a node share. */
-static void *hooks_of(unsigned int arena)
+void *hooks_of(unsigned int arena)
 {
 	size_t size = sizeof(void *);
 	char name[64];
@@ -234,72 +135,7 @@ static int kernel_node(void)
 	return (int)node;
 }
 
-/* With AutoNUMA an arena goes where its thread's CPU goes, but not if the thread was scheduled elsewhere. */
-static void comes_along(void)
-{
-	unsigned int first, second, i, status;
-	void *hooks[2];
-	pthread_barrier_t steps;
-	pthread_t thread;
-	pid_t child;
-
-	move_cpus(page, 0, 1);
-	first = allocated_in();
-	move_cpus(page, 1, 1);
-	expect_equal(allocated_in(), first);
-	move_cpus(page, 0, 1);
-	expect_equal(allocated_in(), first);
-	schedule_on(1);
-	second = allocated_in();
-	expect(second != first);
-	/* Both change places, and with them where they get memory. */
-	hooks[0] = hooks_of(first);
-	hooks[1] = hooks_of(second);
-	expect(hooks[0] != hooks[1]);
-	move_cpus(page, 0, 1);
-	expect_equal(allocated_in(), second);
-	expect(hooks_of(second) == hooks[0] && hooks_of(first) == hooks[1]);
-	schedule_on(1);
-	expect_equal(allocated_in(), first);
-	schedule_on(0);
-	expect_equal(allocated_in(), second);
-	/* Not while another thread uses it, and it does so until it ends. */
-	for (i = 1; i < slots(); i++) {
-		expect_equal(pthread_create(&thread, NULL, nothing, NULL), 0);
-		expect_equal(pthread_join(thread, NULL), 0);
-	}
-	pthread_barrier_init(&steps, NULL, 2);
-	expect_equal(pthread_create(&thread, NULL, stays, &steps), 0);
-	pthread_barrier_wait(&steps);
-	move_cpus(page, 1, 1);
-	expect_equal(allocated_in(), first);
-	/* Nor to a node where another thread is; in a child there is none. */
-	child = fork();
-	if (!child) {
-		move_cpus(page, 0, 1);
-		_exit(allocated_in() != first);
-	}
-	expect_equal(waitpid(child, (int *)&status, 0), child);
-	expect_equal(status, 0);
-	expect_equal(allocated_in(), second);
-	pthread_barrier_wait(&steps);
-	expect_equal(pthread_join(thread, NULL), 0);
-	move_cpus(page, 1, 1);
-	expect_equal(allocated_in(), second);
-	/* It can be switched off at any time. */
-	put("/proc/sys/kernel/numa_balancing", "0\n");
-	move_cpus(page, 0, 1);
-	expect(allocated_in() != second);
-	put("/proc/sys/kernel/numa_balancing", "1\n");
-}
-
-static void *arena_of_thread(void *arena)
-{
-	*(unsigned int *)arena = allocated_in();
-	return NULL;
-}
-
-static void in_a_thread(void *(*what)(void *unused))
+void in_a_thread(void *(*what)(void *unused))
 {
 	pthread_t thread;
 
@@ -307,38 +143,8 @@ static void in_a_thread(void *(*what)(void *unused))
 	expect_equal(pthread_join(thread, NULL), 0);
 }
 
-/* Threads share a node's arenas, and have none of another node. */
-static void threads_share(void)
-{
-	unsigned int seen[2][THREADS], node, i, j;
-	pthread_t threads[THREADS];
-
-	for (node = 0; node < 2; node++) {
-		unsigned int different = 0;
-
-		move_cpus(page, (uint16_t)node, 1);
-		for (i = 0; i < THREADS; i++)
-			expect_equal(pthread_create(&threads[i], NULL, arena_of_thread, &seen[node][i]), 0);
-		for (i = 0; i < THREADS; i++)
-			expect_equal(pthread_join(threads[i], NULL), 0);
-		for (i = 0; i < THREADS; i++) {
-			for (j = 0; j < i && seen[node][j] != seen[node][i]; j++)
-				;
-			different += j == i;
-		}
-		expect_equal(different, slots());
-	}
-	for (i = 0; i < THREADS; i++)
-		for (j = 0; j < THREADS; j++)
-			expect(seen[0][i] != seen[1][j]);
-	/* Those that jemalloc has anyway, as far as there are as many. */
-	for (i = 0; i < THREADS; i++)
-		expect(seen[0][i] && seen[1][i] && (2 * slots() >= automatic() ||
-						    (seen[0][i] < automatic() && seen[1][i] < automatic())));
-}
-
 /* Hooks of the program's own. */
-static void **own_hooks(void *const *like)
+void **own_hooks(void *const *like)
 {
 	char *pages = mmap(NULL, 2 * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	void **own = (void **)(pages + 4096) - HOOKS;
@@ -348,299 +154,10 @@ static void **own_hooks(void *const *like)
 	return own;
 }
 
-/* A program may put hooks of its own before those that it finds, with what they need behind them or nothing. */
-static void *copies_hooks(void *unused)
-{
-	void **own = own_hooks(hooks_of(allocated_in()));
-	unsigned int arena;
-	size_t size = sizeof(arena);
-
-	expect_equal(mallctl("arenas.create", &arena, &size, &own, sizeof(own)), 0);
-	expect_equal(mallctl("thread.arena", NULL, NULL, &arena, size), 0);
-	kept = malloc(100000);
-	expect(kept);
-	expect_equal(arena_of(kept), arena);
-	return unused;
-}
-
 /* Arena 1 has hooks of the program's since before this library. */
-static void **hooks_of_program;
+void **hooks_of_program;
 
-static void *is_elsewhere(void *unused)
-{
-	expect(allocated_in() > 1);
-	return unused;
-}
-
-static void leaves_hooks(void)
-{
-	move_cpus(page, 0, 1);
-	expect_equal(allocated_in(), 1);
-	in_a_thread(is_elsewhere);
-	expect(hooks_of(1) == hooks_of_program);
-}
-
-static void keeps_hooks(void)
-{
-	loses_hooks = 1;
-	move_cpus(page, 0, 1);
-	expect(hooks_of(allocated_in()) != hooks_of(0));
-	expect_equal(loses_hooks, 0);
-}
-
-/* A program that chooses a thread's arena keeps that one, before the thread's first call and later. */
-static void *chooses(void *unused)
-{
-	unsigned int mine, i;
-	size_t size = sizeof(mine);
-
-	move_cpus(page, 0, 1);
-	for (i = 0; i < 2; i++) {
-		expect_equal(mallctl("arenas.create", &mine, &size, NULL, 0), 0);
-		expect_equal(mallctl("thread.arena", NULL, NULL, &mine, size), 0);
-		expect_equal(mallctl("thread.tcache.flush", NULL, NULL, NULL, 0), 0);
-		expect_equal(allocated_in(), mine);
-		schedule_on(1);
-		expect_equal(allocated_in(), mine);
-		move_cpus(page, 0, 1);
-		expect_equal(allocated_in(), mine);
-	}
-	return unused;
-}
-
-static void *chooses_later(void *unused)
-{
-	move_cpus(page, 0, 1);
-	expect(allocated_in() < automatic());
-	return chooses(unused);
-}
-
-static void *binds_itself_first(void *unused)
-{
-	unsigned int before, i;
-
-	move_cpus(page, 0, 1);
-	before = allocated_in();
-	/* Nobody says so. */
-	move_cpus(page, 1, 0);
-	for (i = 0; i < LOOK_FIRST; i++) {
-		kept = malloc(1);
-		free(kept);
-	}
-	expect(allocated_in() != before);
-	return unused;
-}
-
-/* The mapping that an address is in. */
-static void mapping_of(const void *address, unsigned long *start, unsigned long *end)
-{
-	FILE *maps = fopen("/proc/self/maps", "re");
-	char line[512];
-
-	expect(maps);
-	*start = *end = 0;
-	while (fgets(line, sizeof(line), maps) && (uintptr_t)address >= *end)
-		expect_equal(sscanf(line, "%lx-%lx", start, end), 2);
-	fclose(maps);
-	expect((uintptr_t)address >= *start && (uintptr_t)address < *end);
-}
-
-/* What arenas of two nodes get in turn can be in huge pages wherever it is. */
-static void lies_in_huge_pages(void)
-{
-	static void *pieces[2][PIECES];
-	unsigned int i, node;
-
-	for (i = 0; i < PIECES; i++) {
-		for (node = 0; node < 2; node++) {
-			move_cpus(page, (uint16_t)node, 1);
-			pieces[node][i] = malloc(PIECE);
-			expect(pieces[node][i]);
-		}
-	}
-	for (i = 0; i < 2 * PIECES; i++) {
-		void *piece = pieces[i % 2][i / 2];
-		unsigned long start, end;
-
-		mapping_of(piece, &start, &end);
-		expect(start <= ((uintptr_t)piece & -HUGE_PAGE));
-		expect(end >= (((uintptr_t)piece + PIECE + HUGE_PAGE - 1) & -HUGE_PAGE));
-		free(piece);
-	}
-}
-
-/* Pages that are free in an arena and have not gone back to the kernel. */
-/* Pieces of a thread that has another arena of the same node. */
-static void *pieces_of_other[PIECES];
-
-static void *takes_pieces(void *unused)
-{
-	unsigned int i;
-
-	for (i = 0; i < PIECES; i++)
-		expect(pieces_of_other[i] = malloc(PIECE));
-	return unused;
-}
-
-static int share_a_huge_page(const void *one, const void *other)
-{
-	uintptr_t first = (uintptr_t)one & -HUGE_PAGE, last = ((uintptr_t)one + PIECE - 1) & -HUGE_PAGE;
-
-	return ((uintptr_t)other & -HUGE_PAGE) <= last && (((uintptr_t)other + PIECE - 1) & -HUGE_PAGE) >= first;
-}
-
-/* The arenas may go to different nodes, and the kernel moves whole huge pages. */
-static void share_no_huge_page(void)
-{
-	static void *pieces[PIECES];
-	unsigned int i, j;
-
-	move_cpus(page, 0, 1);
-	for (i = 0; i < PIECES; i++) {
-		expect(pieces[i] = malloc(PIECE));
-		if (i == PIECES / 2)
-			in_a_thread(takes_pieces);
-	}
-	for (i = 0; i < PIECES; i++)
-		for (j = 0; j < PIECES; j++)
-			expect(!share_a_huge_page(pieces[i], pieces_of_other[j]));
-	for (i = 0; i < PIECES; i++) {
-		free(pieces[i]);
-		free(pieces_of_other[i]);
-	}
-}
-
-static size_t dirty_pages(unsigned int arena)
-{
-	uint64_t epoch = 1;
-	size_t pages, size = sizeof(pages);
-	char name[64];
-
-	expect_equal(mallctl("epoch", NULL, NULL, &epoch, sizeof(epoch)), 0);
-	snprintf(name, sizeof(name), "stats.arenas.%u.pdirty", arena);
-	expect_equal(mallctl(name, &pages, &size, NULL, 0), 0);
-	return pages;
-}
-
-/* What is free in an arena that its thread has left goes back to the kernel. */
-static void leaves_nothing(void)
-{
-	static void *pieces[PIECES];
-	ssize_t soon = 20, never = -1;
-	unsigned int left, i;
-	char name[64];
-
-	move_cpus(page, 0, 1);
-	left = allocated_in();
-	snprintf(name, sizeof(name), "arena.%u.dirty_decay_ms", left);
-	expect_equal(mallctl(name, NULL, NULL, &never, sizeof(never)), 0);
-	for (i = 0; i < PIECES; i++)
-		pieces[i] = malloc(PIECE);
-	move_cpus(page, 1, 1);
-	expect(allocated_in() != left);
-	for (i = 0; i < PIECES; i++)
-		free(pieces[i]);
-	expect(dirty_pages(left) >= PIECES * PIECE / 4096);
-	expect_equal(mallctl(name, NULL, NULL, &soon, sizeof(soon)), 0);
-	/* It has to be used to notice that, and this thread does not use it. */
-	for (i = 0; i < 1000 && dirty_pages(left); i++) {
-		unsigned int j;
-
-		usleep(1000);
-		for (j = 0; j < LOOK_EVERY; j++) {
-			kept = malloc(1);
-			free(kept);
-		}
-	}
-	expect_equal(dirty_pages(left), 0);
-}
-
-static int allocated_while_cancelled;
-
-/* Moves to another node with a cancellation pending, and back to where other threads are. */
-static void *allocate_while_cancelled(void *unused)
-{
-	void *memory;
-
-	move_cpus(page, 0, 1);
-	kept = malloc(100000);
-	free(kept);
-	expect_equal(pthread_cancel(pthread_self()), 0);
-	move_cpus(page, 1, 1);
-	kept = malloc(100000);
-	/* From a region that is new, too. */
-	memory = malloc(2 * PIECES * PIECE);
-	allocated_while_cancelled = kept && memory;
-	free(memory);
-	free(kept);
-	pthread_testcancel();
-	return unused;
-}
-
-/* malloc() is no cancellation point: a thread that ended in it would leave locks held. */
-static void is_not_cancelled(void)
-{
-	pthread_t thread;
-	void *result;
-
-	allocated_while_cancelled = 0;
-	expect_equal(pthread_create(&thread, NULL, allocate_while_cancelled, NULL), 0);
-	expect_equal(pthread_join(thread, &result), 0);
-	expect(result == PTHREAD_CANCELED);
-	expect(allocated_while_cancelled);
-}
-
-static void *allocate_once(void *unused)
-{
-	unsigned int arena = thread_arena();
-
-	kept = malloc(100000);
-	expect(kept && thread_arena() != arena);
-	free(kept);
-	return unused;
-}
-
-static sem_t expired;
-
-static void expire(union sigval unused)
-{
-	(void)unused;
-	expect(!sem_post(&expired));
-}
-
-/*
- * A thread of the smallest stack, of which the C library takes some for itself and for what is of the thread, and the thread that
- * waits for timers. Below the first one is nothing for so far that nothing else can be hit.
- */
-static void needs_little_stack(void)
-{
-	struct itimerspec soon = { .it_value.tv_nsec = 1 };
-	struct sigevent event = { .sigev_notify = SIGEV_THREAD, .sigev_notify_function = expire };
-	pthread_attr_t attributes;
-	pthread_t thread;
-	timer_t timer;
-
-	expect_equal(pthread_attr_init(&attributes), 0);
-	expect_equal(pthread_attr_setstacksize(&attributes, (size_t)PTHREAD_STACK_MIN + 4096), 0);
-	expect_equal(pthread_attr_setguardsize(&attributes, 1UL << 20), 0);
-	expect_equal(pthread_create(&thread, &attributes, allocate_once, NULL), 0);
-	expect_equal(pthread_join(thread, NULL), 0);
-
-	expect_equal(sem_init(&expired, 0, 0), 0);
-	expect_equal(timer_create(CLOCK_MONOTONIC, &event, &timer), 0);
-	expect_equal(timer_settime(timer, 0, &soon, NULL), 0);
-	while (sem_wait(&expired))
-		expect_equal(errno, EINTR);
-	expect_equal(timer_delete(timer), 0);
-}
-
-/* C++'s new, by its names in the library: size, then alignment and nothrow as far as there are any. */
-static const char *const names_of_new[] = {
-	"_Znwm", "_Znam", "_ZnwmRKSt9nothrow_t", "_ZnamRKSt9nothrow_t", "_ZnwmSt11align_val_t", "_ZnamSt11align_val_t",
-	"_ZnwmSt11align_val_tRKSt9nothrow_t", "_ZnamSt11align_val_tRKSt9nothrow_t",
-};
-
-static void *by_name(const char *name, size_t size)
+void *by_name(const char *name, size_t size)
 {
 	void *(*function)(size_t size, size_t second, size_t third);
 	void *symbol = dlsym(RTLD_DEFAULT, name);
@@ -648,75 +165,6 @@ static void *by_name(const char *name, size_t size)
 	expect(symbol);
 	memcpy(&function, &symbol, sizeof(function));
 	return function(size, 4096, 0);
-}
-
-static void (*(*set_handler)(void (*handler)(void)))(void);
-static int handled;
-
-static void handle(void)
-{
-	handled++;
-	set_handler(NULL);
-}
-
-static void terminate(void)
-{
-	_exit(42);
-}
-
-static void new_follows(void)
-{
-	void (*(*set_terminate)(void (*handler)(void)))(void);
-	volatile size_t huge = SIZE_MAX / 2;
-	unsigned int there, i, status;
-	pid_t child;
-
-	for (i = 0; i < sizeof(names_of_new) / sizeof(*names_of_new); i++) {
-		move_cpus(page, 0, 1);
-		there = allocated_in();
-		move_cpus(page, 1, 1);
-		kept = by_name(names_of_new[i], 100000);
-		expect(arena_of(kept) == thread_arena() && thread_arena() != there);
-		free(kept);
-	}
-	*(void **)&set_handler = dlsym(RTLD_DEFAULT, "_ZSt15set_new_handlerPFvvE");
-	*(void **)&set_terminate = dlsym(RTLD_DEFAULT, "_ZSt13set_terminatePFvvE");
-	expect(set_handler && set_terminate);
-	set_handler(handle);
-	expect(!by_name("_ZnwmRKSt9nothrow_t", huge));
-	expect_equal(handled, 1);
-	/* An exception that nobody catches. */
-	child = fork();
-	if (!child) {
-		set_terminate(terminate);
-		by_name("_Znwm", huge);
-		_exit(1);
-	}
-	expect_equal(waitpid(child, (int *)&status, 0), child);
-	expect_equal(WEXITSTATUS(status), 42);
-}
-
-#define TIMES	1000
-
-/*
- * jemalloc starts and ends threads of its own while the guest's topology changes. The C library allocates for a thread unless
- * one has ended before.
- */
-static void has_threads_of_its_own(bool by_number)
-{
-	size_t mib[1], length = 1, i;
-
-	expect_equal(mallctlnametomib("background_thread", mib, &length), 0);
-	for (i = 0; i < TIMES; i++) {
-		bool on = i % 2 == 0;
-
-		move_cpus(page, (uint16_t)(i / 2 % 2), 1);
-		if (by_number)
-			expect_equal(mallctlbymib(mib, 1, NULL, NULL, &on, sizeof(on)), 0);
-		else
-			expect_equal(mallctl("background_thread", NULL, NULL, &on, sizeof(on)), 0);
-		allocated_in();
-	}
 }
 
 static int allocates_before_fork;
@@ -790,52 +238,6 @@ static void forks(void)
 	expect_equal(status, 0);
 }
 
-static void *volatile none;
-
-/* The functions themselves do what the C library's do. */
-static void allocates(void)
-{
-	volatile size_t huge = SIZE_MAX / 2;
-	size_t i;
-	char *memory;
-
-	memory = calloc(1000, 3);
-	for (i = 0; i < 3000; i++)
-		expect_equal(memory[i], 0);
-	memset(memory, 7, 3000);
-	memory = realloc(memory, 300000);
-	for (i = 0; i < 3000; i++)
-		expect_equal(memory[i], 7);
-	expect(malloc_usable_size(memory) >= 300000);
-	expect_equal(malloc_usable_size(none), 0);
-	free(memory);
-	free(none);
-	errno = 0;
-	kept = malloc(huge);
-	expect(!kept && errno == ENOMEM);
-	errno = 0;
-	kept = calloc(huge, 4);
-	expect(!kept && errno == ENOMEM);
-	errno = 0;
-	kept = aligned_alloc(64, huge);
-	expect(!kept && errno == ENOMEM);
-	errno = 0;
-	kept = aligned_alloc(48, 96);
-	expect(!kept && errno == EINVAL);
-	errno = E2BIG;
-	expect_equal(posix_memalign((void **)&kept, 3, 8), EINVAL);
-	expect_equal(posix_memalign((void **)&kept, 64, huge), ENOMEM);
-	expect_equal(posix_memalign((void **)&kept, 4096, 0), 0);
-	expect(errno == E2BIG && kept && (uintptr_t)kept % 4096 == 0);
-	free(kept);
-	kept = valloc(1);
-	expect(kept && (uintptr_t)kept % 4096 == 0);
-	free(kept);
-	kept = malloc(0);
-	expect(kept);
-	free(kept);
-}
-
 static pid_t running;
 
 /* A thread may hang with all signals blocked. */
@@ -864,21 +266,6 @@ static int run(char **command, const char *library, const char *root, char *how)
 	expect_equal(waitpid(child, &status, 0), child);
 	alarm(0);
 	return status;
-}
-
-/* Where jemalloc has too few arenas for all nodes, or each is a CPU's, others are created. */
-static void has_created_ones(void)
-{
-	unsigned int first, second;
-
-	move_cpus(page, 0, 1);
-	first = allocated_in();
-	move_cpus(page, 1, 1);
-	second = allocated_in();
-	expect(first != second && first >= automatic() && second >= automatic());
-	move_cpus(page, 0, 1);
-	expect_equal(allocated_in(), first);
-	allocates();
 }
 
 /* What is preloaded, as its first argument says. */

@@ -37,7 +37,8 @@
 		}								\
 	} while (0)
 
-static char tree[PATH_MAX];
+/* One of the program, whichever of its files uses it. */
+__attribute__((weak, visibility("hidden"))) char tree[PATH_MAX];
 
 static inline const char *in_tree(const char *path)
 {
