@@ -25,6 +25,8 @@ pub struct Config {
     pub placement: Placement,
     /// Whether [`Stats::touches`](crate::Stats::touches) lists each page that a thread waited for. That costs time and memory for each of them.
     pub list_touches: bool,
+    /// How long device code may keep a page that the protocol takes away. The node fails after that.
+    pub pin_limit: Duration,
     pub(crate) sabotage: Sabotage,
 }
 
@@ -49,6 +51,7 @@ impl Config {
             spin: Duration::ZERO,
             placement: Placement::Float,
             list_touches: false,
+            pin_limit: Duration::from_secs(5),
             sabotage: Sabotage::None,
         }
     }

@@ -3,8 +3,8 @@
 //! The order of the frames about one page stays, and so does the order of a peer's frames before and after one about the
 //! membership. Second copies for a cut change no page, and so pass all others.
 
-use crate::{lanes::Incoming, pages::PINNED};
-use std::time::Instant;
+use crate::lanes::Incoming;
+use std::time::{Duration, Instant};
 use vnuma_coherence::{Message, NodeId, PageId};
 
 #[derive(Debug, Default)]
@@ -55,11 +55,11 @@ impl Held {
             || self.frames.iter().any(|(_, held)| behind(held))
     }
 
-    /// Takes out what need not wait any more, or has waited for as long as device code may keep a page.
-    pub fn ready(&mut self, pinned: impl Fn(PageId) -> bool) -> Vec<Incoming> {
+    /// Takes out what need not wait any more, or has waited for as long as device code may keep a page: for `limit`.
+    pub fn ready(&mut self, limit: Duration, pinned: impl Fn(PageId) -> bool) -> Vec<Incoming> {
         let mut ready = Vec::new();
         for (since, incoming) in std::mem::take(&mut self.frames) {
-            if since.elapsed() < PINNED && self.must_wait(&incoming, &pinned) {
+            if since.elapsed() < limit && self.must_wait(&incoming, &pinned) {
                 self.frames.push((since, incoming));
             } else {
                 ready.push(incoming);
@@ -74,6 +74,8 @@ mod tests {
     use super::*;
     use crate::pages::Contents;
     use vnuma_coherence::{Cut, Epoch, Frame, Membership};
+
+    const PINNED: Duration = Duration::from_secs(5);
 
     fn incoming(from: u8, message: Message) -> Incoming {
         Incoming { from: NodeId(from), frame: Frame { epoch: Epoch(0), message }, contents: Contents::None }
@@ -95,8 +97,8 @@ mod tests {
         assert!(held.pass(about(1, 6), pinned).is_some() && held.pass(about(2, 6), pinned).is_some());
         // Not pinned any more, and still behind the first.
         assert!(held.pass(about(2, 5), |_| false).is_none());
-        assert!(held.ready(pinned).is_empty() && !held.is_empty());
-        let order: Vec<u8> = held.ready(|_| false).iter().map(|incoming| incoming.from.0).collect();
+        assert!(held.ready(PINNED, pinned).is_empty() && !held.is_empty());
+        let order: Vec<u8> = held.ready(PINNED, |_| false).iter().map(|incoming| incoming.from.0).collect();
         assert!(order == [1, 2] && held.is_empty());
     }
 
@@ -107,7 +109,7 @@ mod tests {
         let since = |age| Instant::now().checked_sub(age).expect("the machine runs longer than that");
         held.frames.push((since(PINNED), about(1, 5)));
         held.frames.push((since(PINNED / 2), about(2, 6)));
-        let ready = held.ready(|_| true);
+        let ready = held.ready(PINNED, |_| true);
         assert_eq!(ready.iter().map(|incoming| incoming.from.0).collect::<Vec<_>>(), [1]);
         assert_eq!(held.frames.len(), 1);
     }
@@ -147,7 +149,7 @@ mod tests {
         assert!(held.pass(suspicion(2), pinned).is_some() && held.pass(suspicion(1), pinned).is_none());
         assert!(held.pass(about(1, 6), pinned).is_none() && held.pass(about(2, 6), pinned).is_none());
         assert!(held.pass(about(2, 7), pinned).is_some());
-        let ready = held.ready(|_| false);
+        let ready = held.ready(PINNED, |_| false);
         let pages =
             ready.iter().map(|incoming| incoming.frame.message.pages().next().map(|(_, page)| page.0));
         assert_eq!(pages.collect::<Vec<_>>(), [Some(5), None, Some(6), Some(6)]);

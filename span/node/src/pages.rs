@@ -30,8 +30,6 @@ pub enum Sabotage {
 
 /// How long a copy outlives its invalidation.
 const LATE: Duration = Duration::from_millis(1);
-/// How long device code may keep a page that the protocol takes away.
-pub(crate) const PINNED: Duration = Duration::from_secs(5);
 
 /// What came, or goes, beside a message.
 #[derive(Debug, Default)]
@@ -51,6 +49,7 @@ pub(crate) struct Pages {
     /// Twins that are not used any more: their memory is.
     spare: Vec<Box<Page>>,
     pub sabotage: Sabotage,
+    pub pin_limit: Duration,
     late: Vec<(Instant, u64)>,
 }
 
@@ -58,8 +57,8 @@ pub(crate) struct Pages {
 const SPARE: usize = 64;
 
 impl Pages {
-    pub fn new(region: Arc<Region>, sabotage: Sabotage) -> Self {
-        Self { region, twins: HashMap::new(), spare: Vec::new(), sabotage, late: Vec::new() }
+    pub fn new(region: Arc<Region>, sabotage: Sabotage, pin_limit: Duration) -> Self {
+        Self { region, twins: HashMap::new(), spare: Vec::new(), sabotage, pin_limit, late: Vec::new() }
     }
 
     /// Changes what threads may do. A twin is made of the content before they may write.
@@ -88,9 +87,9 @@ impl Pages {
                 region.install_with(page, Right::Write, |_| {})?;
             }
             (PageState::ReadOnly, Access::Write) => region.upgrade(page)?,
-            (PageState::ReadWrite, Access::Read) => unpinned(|| region.downgrade(page, |_| ()))?,
+            (PageState::ReadWrite, Access::Read) => self.unpinned(|| region.downgrade(page, |_| ()))?,
             (PageState::ReadOnly | PageState::ReadWrite, Access::None) => {
-                unpinned(|| region.invalidate(page, |_| ()))?;
+                self.unpinned(|| region.invalidate(page, |_| ()))?;
             }
         }
         Ok(())
@@ -200,7 +199,7 @@ impl Pages {
     pub fn poison(&mut self, page: u64) -> Result<(), NodeError> {
         self.settle(page)?;
         self.forget_twin(page);
-        unpinned(|| self.region.poison(page))?;
+        self.unpinned(|| self.region.poison(page))?;
         Ok(())
     }
 
@@ -229,6 +228,19 @@ impl Pages {
         self.settle(u64::MAX)?;
         Ok(!self.late.is_empty())
     }
+
+    /// Waits until device code lets go of a page that it took after the shard had looked. The shard serves nothing meanwhile.
+    fn unpinned(&self, mut act: impl FnMut() -> Result<(), PageError>) -> Result<(), PageError> {
+        let begin = Instant::now();
+        loop {
+            match act() {
+                Err(PageError::Pinned { .. }) if begin.elapsed() < self.pin_limit => {
+                    thread::sleep(Duration::from_micros(20));
+                }
+                outcome => return outcome,
+            }
+        }
+    }
 }
 
 /// What is about to be sent.
@@ -246,17 +258,4 @@ impl Outgoing {
 
 fn blank(spare: &mut Vec<Box<Page>>) -> Box<Page> {
     spare.pop().unwrap_or_else(|| Box::new([0; PAGE_SIZE]))
-}
-
-/// Waits until device code lets go of a page that it took after the shard had looked. The shard serves nothing meanwhile.
-fn unpinned(mut act: impl FnMut() -> Result<(), PageError>) -> Result<(), PageError> {
-    let begin = Instant::now();
-    loop {
-        match act() {
-            Err(PageError::Pinned { .. }) if begin.elapsed() < PINNED => {
-                thread::sleep(Duration::from_micros(20));
-            }
-            outcome => return outcome,
-        }
-    }
 }

@@ -6,7 +6,7 @@ use crate::{
     happening::{Happening, protest},
     held::Held,
     lanes::{Incoming, Peers},
-    pages::{Contents, Outgoing, PINNED, Pages, Sabotage},
+    pages::{Contents, Outgoing, Pages, Sabotage},
     saving::{Means, Saving},
     shared::Shared,
     stats::{Phase, Stats, Watch},
@@ -111,7 +111,7 @@ impl Shard {
         Ok(Self {
             index,
             protocol: Protocol::new(NodeId(config.node), members, config.managers.clone(), options),
-            pages: Pages::new(Arc::clone(&region), config.sabotage),
+            pages: Pages::new(Arc::clone(&region), config.sabotage, config.pin_limit),
             region,
             peers: Peers::new(lanes).map_err(|source| NodeError::System { call: "epoll_create", source })?,
             timers: Timers::new()?,
@@ -320,7 +320,7 @@ impl Shard {
     /// Takes faults that waited for device code to let go of a page, or that have waited for as long as it may keep one.
     fn take_aside(&mut self) -> Result<(), NodeError> {
         for (since, fault) in std::mem::take(&mut self.aside) {
-            if since.elapsed() < PINNED && self.must_wait(&fault) {
+            if since.elapsed() < self.pages.pin_limit && self.must_wait(&fault) {
                 self.aside.push((since, fault));
             } else {
                 self.faults.push(fault);
@@ -367,7 +367,7 @@ impl Shard {
     /// Takes what waited for device code to let go of a page.
     fn take_held(&mut self) -> Result<(), NodeError> {
         let region = &self.region;
-        let ready = self.held.ready(|page| is_pinned(region, page));
+        let ready = self.held.ready(self.pages.pin_limit, |page| is_pinned(region, page));
         ready.into_iter().try_for_each(|incoming| self.take_frame(incoming))
     }
 

@@ -337,7 +337,9 @@ fn a_peer_that_floods_a_pinned_page_is_given_up() {
     let Some(mut parts) = connected(2, PAGES, Transport::Shm, patient()) else { return };
     let (_theirs, mut lanes) = parts.pop().expect("two");
     let (region, ours) = parts.pop().expect("two");
-    let node = Node::start(&Config::new(0, 2, PAGES), region, ours, |_| {}).expect("starts");
+    let mut config = Config::new(0, 2, PAGES);
+    config.pin_limit = 10 * HANG;
+    let node = Node::start(&config, region, ours, |_| {}).expect("starts");
     Words::of(&node).at(0, 0).store(1, SeqCst);
     let pin = node.region().pin(0, vnuma_dsm_pager::Access::Write).expect("pinned");
     let lane = lanes[0].get_mut(&0).expect("a lane");
@@ -420,7 +422,7 @@ fn a_pinned_page_keeps_nobody_else_waiting() {
     let (pinned, other) = (wants(0), wants(1));
     let begin = Instant::now();
     while !other.is_finished() {
-        assert!(begin.elapsed() < std::time::Duration::from_secs(4), "it waits, too");
+        assert!(begin.elapsed() < HANG, "it waits, too");
         thread::sleep(std::time::Duration::from_millis(1));
     }
     // Long enough for the pinned one to have asked.

@@ -85,6 +85,8 @@ pub fn cluster(
 ) -> Option<Vec<Node>> {
     let start = |(node, (region, lanes)): (usize, _)| {
         let mut config = Config::new(node as u8, nodes, pages);
+        // A test that pins a page is not over before it says so.
+        config.pin_limit = 10 * HANG;
         change(&mut config);
         Node::start(&config, region, lanes, move |happening| eprintln!("node {node}: {happening}"))
             .expect("starts")
