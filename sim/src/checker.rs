@@ -26,7 +26,7 @@ use crate::truth::{self, Homes};
 use migration::{Migrations, Wanted};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use vnuma_api as api;
-use vnuma_daemon::core::event::{Ask, Command, Event, Report};
+use vnuma_daemon::core::event::{Ask, Command, Event, Outcome, Report};
 use vnuma_model::{
     ApicId, GuestNodeId, HostNodeId, HostTopology, PciAddress, RunState, Vcpu, VcpuLocation, VmDescription,
     VmDevice,
@@ -286,13 +286,14 @@ impl Checker {
         let Some(known) = self.connections.get_mut(&connection) else { return };
         let vm = known.vm;
         match report {
-            Report::Attached(_) | Report::Detached(_) | Report::Replugged(_) | Report::Recovered(_) => {
-                known.busy = None;
-            }
+            Report::Outcome(
+                _,
+                Outcome::Attached(_) | Outcome::Detached(_) | Outcome::Replugged(_) | Outcome::Recovered(_),
+            ) => known.busy = None,
             Report::Up(..) | Report::Observed(..) => self.arrived = Some(vm),
             _ => {}
         }
-        if let Report::Attached(Ok(_)) | Report::Recovered(Ok(_)) = report
+        if let Report::Outcome(_, Outcome::Attached(Ok(_)) | Outcome::Recovered(Ok(_))) = report
             && let Some(channel) = self.vms.get_mut(&vm).and_then(|view| view.channel.as_mut())
         {
             channel.since_ns = self.now_ns;
@@ -318,7 +319,7 @@ impl Checker {
                 }
             }
             Report::Described(description) => self.described(vm, description),
-            Report::Replugged(Ok(replugged)) => {
+            Report::Outcome(_, Outcome::Replugged(Ok(replugged))) => {
                 self.described(vm, &replugged.description);
                 self.place(vm, replugged.plugged.apic_id, replugged.location);
             }
@@ -473,10 +474,11 @@ impl Checker {
                 let known = self.connections.remove(connection).is_some();
                 self.expect(known, "leak", || format!("connection {connection} is closed twice"));
             }
-            Command::Ask(connection, ask) => self.asked(*connection, *ask),
-            Command::Resize(..) => self.expect(false, "size", || "nobody wants another size".to_owned()),
-            // `departs` has looked at it.
-            Command::Migrate(..) => {}
+            Command::Ask(_, connection, ask) => self.asked(*connection, ask),
+            Command::Describe(connection) | Command::Probe(connection) => {
+                let open = self.connections.contains_key(connection);
+                self.expect(open, "ask", || format!("{command:?}, which is closed"));
+            }
             Command::Publish(task, generation, publication) => {
                 self.published(task.vm, *generation, publication);
             }
@@ -490,18 +492,18 @@ impl Checker {
             | Command::WatchProcess(..)
             | Command::UnwatchProcess(..)
             | Command::Move { .. }
-            | Command::Confine { .. }
+            | Command::Confine(..)
             | Command::ForgetMask(..)
-            | Command::Follow { .. }
+            | Command::Follow(..)
             | Command::RestoreMasks(..) => self.thread_command(command),
-            Command::Count { .. }
+            Command::Count(..)
             | Command::Rank { .. }
             | Command::StopMemory(_)
-            | Command::ObserveMemory { .. }
-            | Command::WatchHotness { .. }
+            | Command::ObserveMemory(..)
+            | Command::WatchHotness(..)
             | Command::Reply(_)
             | Command::LookForScheduler => {}
-            Command::MoveMemory { task, pid, order } => {
+            Command::MoveMemory(task, pid, order) => {
                 let homes = self.vms.get(&task.vm).map(|view| view.homes.clone()).unwrap_or_default();
                 let wrong = self.memory.begins(*task, *pid, order, &homes);
                 self.expect(wrong.is_none(), "memory", || wrong.unwrap_or_default());
@@ -523,14 +525,18 @@ impl Checker {
         }
     }
 
-    fn asked(&mut self, connection: ConnectionId, ask: Ask) {
+    fn asked(&mut self, connection: ConnectionId, ask: &Ask) {
         let Some(known) = self.connections.get_mut(&connection) else {
             return self
                 .expect(false, "ask", || format!("{ask:?} over connection {connection}, which is closed"));
         };
         let vm = known.vm;
         match ask {
-            Ask::Describe | Ask::Probe | Ask::Mark(_) => return,
+            // `departs` has looked at a migration that begins.
+            Ask::Mark(_) | Ask::Migrate(..) => return,
+            Ask::Resize(..) => {
+                return self.expect(false, "size", || format!("VM {vm}: nobody wants {ask:?}"));
+            }
             Ask::LookAtMigration | Ask::SwitchMigration | Ask::CancelMigration => {
                 let beside = std::mem::replace(&mut known.asked_of_migration, true);
                 return self
@@ -542,7 +548,7 @@ impl Checker {
             _ => {}
         }
         let Some(known) = self.connections.get_mut(&connection) else { return };
-        let before = known.busy.replace(ask);
+        let before = known.busy.replace(ask.clone());
         self.expect(before.is_none(), "ask", || format!("VM {vm}: {ask:?} beside {before:?}"));
     }
 

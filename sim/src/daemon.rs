@@ -26,15 +26,14 @@ pub enum WorkerState {
 }
 
 /// What a worker is to do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Job {
     /// To ask a machine something.
-    Ask(Ask),
-    /// To have it migrate.
-    Migrate {
-        /// Its guest may go on at the destination before its memory is there.
-        post_copy: bool,
-    },
+    Ask(TaskId, Ask),
+    /// To describe it.
+    Describe,
+    /// To probe whether it answers.
+    Probe,
 }
 
 /// A connection to a machine.

@@ -189,40 +189,40 @@ impl Saboteur {
                 let cpus = if self.strikes(50) { [1 + 8 * (node ^ 1)].into_iter().collect() } else { cpus };
                 push(Command::Move { task, pid, vcpu, tid, node, cpus });
             }
-            (Fault::MaskBeyondOperator, Command::Confine { task, pid, mut masks }) => {
+            (Fault::MaskBeyondOperator, Command::Confine(task, pid, mut masks)) => {
                 for cpus in masks.iter_mut().filter_map(|order| order.cpus.as_mut()) {
                     if self.strikes(50) {
                         (0..64).for_each(|cpu| cpus.insert(cpu));
                     }
                 }
-                push(Command::Confine { task, pid, masks });
+                push(Command::Confine(task, pid, masks));
             }
-            (Fault::KeepMask, Command::Confine { task, pid, masks }) => {
+            (Fault::KeepMask, Command::Confine(task, pid, masks)) => {
                 let back = masks.iter().any(|order| order.cpus.is_none());
                 let lost = back && self.strikes(500);
-                todo.push(Todo { command: Command::Confine { task, pid, masks }, lost });
+                todo.push(Todo { command: Command::Confine(task, pid, masks), lost });
             }
-            (Fault::KeepOthers, Command::Follow { task, pid, vcpus, cpus }) => {
+            (Fault::KeepOthers, Command::Follow(task, pid, vcpus, cpus)) => {
                 let lost = cpus.is_none() && self.strikes(500);
-                todo.push(Todo { command: Command::Follow { task, pid, vcpus, cpus }, lost });
+                todo.push(Todo { command: Command::Follow(task, pid, vcpus, cpus), lost });
             }
-            (Fault::MemoryElsewhere, Command::MoveMemory { task, pid, mut order }) => {
+            (Fault::MemoryElsewhere, Command::MoveMemory(task, pid, mut order)) => {
                 if self.strikes(100) {
                     (order.from, order.to) = (order.to, order.from);
                 }
-                push(Command::MoveMemory { task, pid, order });
+                push(Command::MoveMemory(task, pid, order));
             }
-            (Fault::MemoryTwice, Command::MoveMemory { task, pid, order }) => {
-                push(Command::MoveMemory { task, pid, order: order.clone() });
+            (Fault::MemoryTwice, Command::MoveMemory(task, pid, order)) => {
+                push(Command::MoveMemory(task, pid, order.clone()));
                 if self.strikes(100) {
-                    push(Command::MoveMemory { task, pid, order });
+                    push(Command::MoveMemory(task, pid, order));
                 }
             }
             (Fault::MigrateTwice | Fault::DropMark, command) => self.spoil_migration(fault, command, todo),
-            (Fault::AskTwice, Command::Ask(connection, ask)) => {
-                push(Command::Ask(connection, ask));
-                if !matches!(ask, Ask::Describe | Ask::Probe) && self.strikes(100) {
-                    push(Command::Ask(connection, ask));
+            (Fault::AskTwice, Command::Ask(task, connection, ask)) => {
+                push(Command::Ask(task, connection, ask.clone()));
+                if !matches!(ask, Ask::Migrate(..)) && self.strikes(100) {
+                    push(Command::Ask(task, connection, ask));
                 }
             }
             (_, command) => push(command),
@@ -231,16 +231,15 @@ impl Saboteur {
 
     fn spoil_migration(&mut self, fault: Fault, command: Command, todo: &mut Vec<Todo>) {
         match (fault, command) {
-            (Fault::MigrateTwice, Command::Migrate(connection, destination, post_copy)) => {
-                let again = self.strikes(100).then(|| destination.clone());
-                for destination in [Some(destination), again].into_iter().flatten() {
-                    let command = Command::Migrate(connection, destination, post_copy);
-                    todo.push(Todo { command, lost: false });
+            (Fault::MigrateTwice, Command::Ask(task, connection, ask @ Ask::Migrate(..))) => {
+                let again = self.strikes(100).then(|| ask.clone());
+                for ask in [Some(ask), again].into_iter().flatten() {
+                    todo.push(Todo { command: Command::Ask(task, connection, ask), lost: false });
                 }
             }
-            (Fault::DropMark, Command::Ask(connection, Ask::Mark(true))) => {
+            (Fault::DropMark, Command::Ask(task, connection, Ask::Mark(true))) => {
                 let lost = self.strikes(200);
-                todo.push(Todo { command: Command::Ask(connection, Ask::Mark(true)), lost });
+                todo.push(Todo { command: Command::Ask(task, connection, Ask::Mark(true)), lost });
             }
             (_, command) => todo.push(Todo { command, lost: false }),
         }

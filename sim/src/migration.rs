@@ -2,11 +2,10 @@
 
 use crate::{
     action::{Action, MILLI, SECOND},
-    daemon::Job,
     simulation::Simulation,
     world::{Machine, Serial, Slot},
 };
-use vnuma_daemon::core::event::{Ask, Report, Request};
+use vnuma_daemon::core::event::{Ask, Request};
 use vnuma_hypervisor::VmError;
 use vnuma_model::{MigrationProgress, MigrationStatus, RunState};
 
@@ -21,21 +20,6 @@ fn vm() -> String {
 pub(crate) fn busy(command: &str) -> VmError {
     let reason = "not allowed while migrating".to_owned();
     VmError::Refused { vm: vm(), command: command.to_owned(), reason }
-}
-
-/// The report of a job that has failed. `None`: no report is expected.
-pub(crate) fn failed(job: Job, error: VmError) -> Option<Report> {
-    Some(match job {
-        Job::Migrate { .. } => Report::MigrationBegun(Err(error)),
-        Job::Ask(Ask::Describe | Ask::Probe | Ask::Recover(_)) => return None,
-        Job::Ask(Ask::Attach(_)) => Report::Attached(Err(error.into())),
-        Job::Ask(Ask::Detach) => Report::Detached(Err(error)),
-        Job::Ask(Ask::Replug(..)) => Report::Replugged(Err(error)),
-        Job::Ask(Ask::Mark(_)) => Report::Marked(Err(error)),
-        Job::Ask(Ask::LookAtMigration | Ask::SwitchMigration | Ask::CancelMigration) => {
-            Report::Migration(Err(error))
-        }
-    })
 }
 
 impl Machine {
@@ -62,18 +46,18 @@ impl Machine {
 
 impl Simulation {
     /// Marks a machine, or takes the mark away.
-    pub(crate) fn mark(&mut self, slot: Slot, serial: Serial, marked: bool) -> Report {
+    pub(crate) fn mark(&mut self, slot: Slot, serial: Serial, marked: bool) -> Result<(), VmError> {
         let fails = self.chaotic && self.rng.chance(20);
         let Some(machine) = self.world.machine_mut(slot, serial) else {
-            return Report::Marked(Err(VmError::Disconnected { vm: vm() }));
+            return Err(VmError::Disconnected { vm: vm() });
         };
         if fails {
             let reason = "no memory".to_owned();
-            return Report::Marked(Err(VmError::Refused { vm: vm(), command: "chardev-add".into(), reason }));
+            return Err(VmError::Refused { vm: vm(), command: "chardev-add".into(), reason });
         }
         machine.marked = marked;
         self.count(if marked { "marks set" } else { "marks taken away" });
-        Report::Marked(Ok(marked))
+        Ok(())
     }
 
     /// A machine gets the order to migrate. It refuses while it has a channel or migrates already.
@@ -142,9 +126,14 @@ impl Simulation {
     }
 
     /// A machine says how far it is, after an order to switch or to cancel.
-    pub(crate) fn look_at_migration(&mut self, slot: Slot, serial: Serial, ask: Ask) -> Report {
+    pub(crate) fn look_at_migration(
+        &mut self,
+        slot: Slot,
+        serial: Serial,
+        ask: &Ask,
+    ) -> Result<MigrationProgress, VmError> {
         let Some(machine) = self.world.machine_mut(slot, serial) else {
-            return Report::Migration(Err(VmError::Disconnected { vm: vm() }));
+            return Err(VmError::Disconnected { vm: vm() });
         };
         let (active, mut told) = (machine.migration == MigrationStatus::Active, false);
         match ask {
@@ -169,23 +158,21 @@ impl Simulation {
             problem: None,
         };
         if told {
-            self.count(if ask == Ask::CancelMigration { "migrations cancelled" } else { "post-copy begun" });
+            self.count(if *ask == Ask::CancelMigration { "migrations cancelled" } else { "post-copy begun" });
             self.machine_event(slot, |worker| worker.describe = true);
         }
-        Report::Migration(Ok(migration))
+        Ok(migration)
     }
 
     /// A machine that hangs may carry out its orders as soon as it goes on.
-    pub(crate) fn carried_out_late(&mut self, slot: Slot, serial: Serial, job: Job) {
+    pub(crate) fn carried_out_late(&mut self, slot: Slot, serial: Serial, ask: &Ask) {
         let Some(machine) = self.world.machine_mut(slot, serial) else { return };
-        match job {
-            Job::Ask(Ask::Attach(_)) => machine.late_attach = machine.device.is_none(),
-            Job::Ask(Ask::Mark(marked)) => machine.marked = marked,
-            Job::Ask(ask @ (Ask::SwitchMigration | Ask::CancelMigration)) => {
-                self.look_at_migration(slot, serial, ask);
-            }
-            Job::Migrate { post_copy } => machine.late_migration = Some(post_copy),
-            Job::Ask(_) => {}
+        match ask {
+            Ask::Attach(_) => machine.late_attach = machine.device.is_none(),
+            Ask::Mark(marked) => machine.marked = *marked,
+            Ask::SwitchMigration | Ask::CancelMigration => drop(self.look_at_migration(slot, serial, ask)),
+            Ask::Migrate(_, post_copy) => machine.late_migration = Some(*post_copy),
+            _ => {}
         }
     }
 

@@ -9,7 +9,7 @@ use crate::{
 use std::io;
 use vnuma_daemon::core::{
     Refusal,
-    event::{Ask, Command, Event, Report},
+    event::{Ask, Command, Event, Outcome, Report},
 };
 use vnuma_hypervisor::VmError;
 use vnuma_model::{Abilities, Destinations, VmCandidate};
@@ -33,23 +33,12 @@ impl Simulation {
         match command {
             Command::Connect(vm, connection, handle) => self.connect(vm, connection, handle.as_str()),
             Command::Disconnect(connection) => drop(self.daemon.workers.remove(&connection)),
-            Command::Ask(connection, Ask::Mark(marked)) if lost => {
-                self.report(connection, MILLI, Report::Marked(Ok(marked)));
+            Command::Ask(task, connection, Ask::Mark(_)) if lost => {
+                self.report(connection, MILLI, Report::Outcome(task, Outcome::Marked(Ok(()))));
             }
-            Command::Ask(connection, ask) => {
-                if let Some(worker) = self.daemon.workers.get_mut(&connection) {
-                    worker.jobs.push_back(Job::Ask(ask));
-                    self.ours(50 * MICRO, Action::Work(connection));
-                }
-            }
-            Command::Migrate(connection, _, post_copy) => {
-                if let Some(worker) = self.daemon.workers.get_mut(&connection) {
-                    worker.jobs.push_back(Job::Migrate { post_copy });
-                    self.ours(50 * MICRO, Action::Work(connection));
-                }
-            }
-            // No request leads to it.
-            Command::Resize(..) => {}
+            Command::Ask(task, connection, ask) => self.order(connection, Job::Ask(task, ask)),
+            Command::Describe(connection) => self.order(connection, Job::Describe),
+            Command::Probe(connection) => self.order(connection, Job::Probe),
             Command::Publish(task, generation, publication) => {
                 return Some(self.publish(task, generation, publication, lost));
             }
@@ -74,9 +63,9 @@ impl Simulation {
                 let after_ns = self.daemon.mover_ns - self.now_ns;
                 self.ours(after_ns, Action::Move(MoveOrder { task, pid, machine, tid, node, cpus }));
             }
-            Command::Count { vm, pid, vcpus } => self.count_threads(vm, pid, vcpus),
-            Command::Confine { task, pid, masks } => self.order_masks(task, pid, Some(masks), lost),
-            Command::Follow { task, pid, cpus, .. } => self.order_others(task, pid, cpus, lost),
+            Command::Count(vm, pid, vcpus) => self.count_threads(vm, pid, vcpus),
+            Command::Confine(task, pid, masks) => self.order_masks(task, pid, Some(masks), lost),
+            Command::Follow(task, pid, _, cpus) => self.order_others(task, pid, cpus, lost),
             Command::RestoreMasks(task, pid) => self.order_masks(task, pid, None, false),
             Command::ForgetMask(_, tid) => self.forget_mask(tid),
             Command::WatchProcess(vm, pid) => {
@@ -90,14 +79,21 @@ impl Simulation {
             }
             // Its hosts have no scheduler of vnuma's.
             Command::Rank { .. } | Command::LookForScheduler => {}
-            Command::ObserveMemory { task, pid, areas } => self.observe_memory(task, pid, &areas),
-            Command::WatchHotness { task, pid, areas } => self.watch_hotness(task, pid, &areas),
-            Command::MoveMemory { task, order, .. } => self.move_memory(task, &order),
-            Command::StopMemory(vm) => self.end_memory(vm, None),
+            Command::ObserveMemory(task, pid, areas) => self.observe_memory(task, pid, &areas),
+            Command::WatchHotness(task, pid, areas) => self.watch_hotness(task, pid, &areas),
+            Command::MoveMemory(task, _, order) => self.move_memory(task, &order),
+            Command::StopMemory(task) => self.end_memory(task.vm, None),
             Command::Reply(reply) => reply.give(),
             Command::SettlePins(_) | Command::Announce(_) | Command::Log(..) => {}
         }
         None
+    }
+
+    fn order(&mut self, connection: ConnectionId, job: Job) {
+        if let Some(worker) = self.daemon.workers.get_mut(&connection) {
+            worker.jobs.push_back(job);
+            self.ours(50 * MICRO, Action::Work(connection));
+        }
     }
 
     fn connect(&mut self, vm: VmId, connection: ConnectionId, handle: &str) {

@@ -15,7 +15,7 @@ use std::{
 use strum::IntoEnumIterator;
 use vnuma_daemon::core::{
     Core, ReplyTo,
-    event::{Command, Event, Report, Request},
+    event::{self, Ask, Command, Event, Report, Request},
 };
 use vnuma_policy::{
     Policies, SettlePolicy,
@@ -345,7 +345,10 @@ impl Simulation {
             self.daemon.pidfds.insert(vm, (pid, slot, machine));
         }
         let first = match &report {
-            Report::Attached(Ok(first)) | Report::Recovered(Ok(first)) => Some(*first),
+            Report::Outcome(
+                _,
+                event::Outcome::Attached(Ok(first)) | event::Outcome::Recovered(Ok(first)),
+            ) => Some(*first),
             _ => None,
         };
         let device = self.world.machine(slot, machine).and_then(|machine| machine.device.as_ref());
@@ -383,7 +386,7 @@ impl Simulation {
                 self.trace("command", || format!("{:?}", todo.command));
                 // Cannot fail.
                 let _ = write!(self.hash, "{:?}", todo.command);
-                if let Command::Migrate(connection, ..) = &todo.command {
+                if let Command::Ask(_, connection, Ask::Migrate(..)) = &todo.command {
                     let marked = self.is_marked(*connection);
                     self.checker.departs(*connection, marked);
                 }

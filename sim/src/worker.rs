@@ -9,10 +9,10 @@ use crate::{
 };
 use vnuma_daemon::core::{
     Refusal,
-    event::{Ask, Replugged, Report},
+    event::{Ask, Outcome, Replugged, Report},
 };
 use vnuma_hypervisor::{Plugged, VmError};
-use vnuma_policy::world::ConnectionId;
+use vnuma_policy::world::{ConnectionId, TaskId};
 
 /// For an answer, until it is given up.
 const LIMIT: u64 = SECOND;
@@ -79,7 +79,7 @@ impl Simulation {
         let (description, plugged, marked) = (machine.describe(), machine.device.is_some(), machine.marked);
         self.report(connection, 2 * MILLI, Report::Up(description, plugged));
         if marked {
-            self.report(connection, 0, Report::Marked(Ok(true)));
+            self.report(connection, 0, Report::FoundMarked);
         }
         self.set_state(connection, WorkerState::Serving);
         self.later_work(connection, 3 * MILLI);
@@ -110,11 +110,12 @@ impl Simulation {
         let (slot, machine) = (worker.slot, worker.machine);
         for job in std::mem::take(&mut worker.jobs) {
             let silent = VmError::Silent { vm: "a VM".to_owned(), why: "it hangs".to_owned() };
-            let report = match job {
-                Job::Ask(Ask::Recover(epoch)) => Some(self.take_over(slot, machine, epoch)),
-                job => migration::failed(job, silent),
+            let (task, outcome) = match job {
+                Job::Ask(task, Ask::Recover(epoch)) => (task, self.take_over(slot, machine, epoch)),
+                Job::Ask(task, ask) => (task, ask.failed(silent)),
+                Job::Describe | Job::Probe => continue,
             };
-            report.into_iter().for_each(|report| self.report(connection, 100 * MICRO, report));
+            self.report(connection, 100 * MICRO, Report::Outcome(task, outcome));
         }
     }
 
@@ -129,30 +130,31 @@ impl Simulation {
         }
         let Some(worker) = self.daemon.workers.get_mut(&connection) else { return };
         let described = |worker: &mut crate::daemon::Worker| {
-            std::mem::take(&mut worker.describe).then_some(Job::Ask(Ask::Describe))
+            std::mem::take(&mut worker.describe).then_some(Job::Describe)
         };
         let Some(job) = worker.jobs.pop_front().or_else(|| described(worker)) else { return };
-        if let Job::Ask(Ask::Recover(epoch)) = job {
-            let report = self.take_over(slot, serial, epoch);
-            self.report(connection, MILLI, report);
+        if let Job::Ask(task, Ask::Recover(epoch)) = job {
+            let outcome = self.take_over(slot, serial, epoch);
+            self.report(connection, MILLI, Report::Outcome(task, outcome));
             return self.later_work(connection, MILLI);
         }
         if !answers {
             self.set_state(connection, WorkerState::Blocked);
-            if job == Job::Ask(Ask::Probe) {
+            if job == Job::Probe {
                 let pid = self.daemon.workers.get(&connection).map_or(0, |worker| worker.pid);
                 self.report(connection, 450 * MILLI, Report::Slow("no answer".to_owned(), pid));
             }
             return self.ours(LIMIT, Action::TimedOut(connection, job));
         }
         let takes_ns = match job {
-            Job::Ask(ask) => self.execute(connection, slot, serial, ask),
-            Job::Migrate { post_copy } => {
-                let takes_ns = self.rng.within(MILLI..50 * MILLI);
-                let begun = self.begin_migration(slot, serial, post_copy);
-                self.report(connection, takes_ns, Report::MigrationBegun(begun));
+            Job::Ask(task, ask) => self.execute(connection, (slot, serial), task, &ask),
+            Job::Describe => {
+                let takes_ns = self.rng.within(MILLI..5 * MILLI);
+                let described = self.world.machine(slot, serial).map(crate::world::Machine::describe);
+                described.into_iter().for_each(|of| self.report(connection, takes_ns, Report::Described(of)));
                 takes_ns
             }
+            Job::Probe => self.rng.within(MILLI..5 * MILLI),
         };
         self.set_state(connection, WorkerState::Blocked);
         self.ours(takes_ns, Action::Done(connection));
@@ -171,7 +173,7 @@ impl Simulation {
         let (slot, serial) = (worker.slot, worker.machine);
         let Some(machine) = self.world.machine(slot, serial) else { return self.over(connection) };
         if machine.answers() {
-            if job == Job::Ask(Ask::Probe) {
+            if job == Job::Probe {
                 self.report(connection, 0, Report::Prompt);
             } else if let Some(worker) = self.daemon.workers.get_mut(&connection) {
                 worker.jobs.push_front(job);
@@ -179,46 +181,56 @@ impl Simulation {
             return self.work(connection);
         }
         let late = self.rng.chance(500);
-        // What comes before the order itself does not begin a migration.
-        let before = matches!(job, Job::Migrate { .. }) && self.rng.chance(300);
-        let command = match job {
-            Job::Migrate { .. } if before => "migrate-set-capabilities".to_owned(),
-            Job::Migrate { .. } => "migrate".to_owned(),
-            Job::Ask(ask) => format!("{ask:?}"),
-        };
-        let timeout = VmError::Timeout { vm: "a VM".to_owned(), command, limit_ms: 1000 };
-        if late && !before {
-            self.carried_out_late(slot, serial, job);
+        if let Job::Ask(task, ask) = job {
+            // What comes before the order itself does not begin a migration.
+            let migrates = matches!(ask, Ask::Migrate(..));
+            let before = migrates && self.rng.chance(300);
+            let command = match migrates {
+                true if before => "migrate-set-capabilities".to_owned(),
+                true => "migrate".to_owned(),
+                false => format!("{ask:?}"),
+            };
+            if late && !before {
+                self.carried_out_late(slot, serial, &ask);
+            }
+            let timeout = VmError::Timeout { vm: "a VM".to_owned(), command, limit_ms: 1000 };
+            self.report(connection, 0, Report::Outcome(task, ask.failed(timeout)));
         }
-        let report = migration::failed(job, timeout);
-        report.into_iter().for_each(|report| self.report(connection, 0, report));
         self.silent(connection, "no answer in time");
     }
 
     /// Carries out what a machine that answers is asked. Returns how long it takes.
-    fn execute(&mut self, connection: ConnectionId, slot: Slot, serial: Serial, ask: Ask) -> u64 {
+    fn execute(
+        &mut self,
+        connection: ConnectionId,
+        (slot, serial): (Slot, Serial),
+        task: TaskId,
+        ask: &Ask,
+    ) -> u64 {
         let takes_ns = match ask {
-            Ask::Describe | Ask::Probe => self.rng.within(MILLI..5 * MILLI),
+            Ask::Migrate(..) => self.rng.within(MILLI..50 * MILLI),
             Ask::Replug(..) => self.rng.within(200 * MILLI..1500 * MILLI),
             _ => self.rng.within(10 * MILLI..200 * MILLI),
         };
-        let report = match ask {
-            Ask::Probe => return takes_ns,
-            Ask::Describe => {
-                let Some(machine) = self.world.machine(slot, serial) else { return takes_ns };
-                Report::Described(machine.describe())
-            }
-            Ask::Attach(epoch) => self.attach(slot, serial, epoch),
-            Ask::Detach => Report::Detached(self.detach(slot, serial)),
+        let outcome = match ask {
+            Ask::Attach(epoch) => self.attach(slot, serial, *epoch),
+            Ask::Detach => Outcome::Detached(self.detach(slot, serial)),
             Ask::Replug(vcpu, node) => {
                 self.machine_event(slot, |worker| worker.describe = true);
-                Report::Replugged(self.replug(slot, serial, vcpu, node))
+                Outcome::Replugged(self.replug(slot, serial, *vcpu, *node))
             }
-            Ask::Recover(epoch) => self.take_over(slot, serial, epoch),
-            Ask::Mark(marked) => self.mark(slot, serial, marked),
-            ask => self.look_at_migration(slot, serial, ask),
+            Ask::Recover(epoch) => self.take_over(slot, serial, *epoch),
+            Ask::Mark(marked) => Outcome::Marked(self.mark(slot, serial, *marked)),
+            Ask::Migrate(_, post_copy) => {
+                Outcome::MigrationBegun(self.begin_migration(slot, serial, *post_copy))
+            }
+            Ask::LookAtMigration | Ask::SwitchMigration | Ask::CancelMigration => {
+                Outcome::Migration(self.look_at_migration(slot, serial, ask))
+            }
+            // No request leads to it.
+            Ask::Resize(..) => Outcome::Resized(Ok(())),
         };
-        self.report(connection, takes_ns, report);
+        self.report(connection, takes_ns, Report::Outcome(task, outcome));
         takes_ns
     }
 
@@ -229,23 +241,23 @@ impl Simulation {
         }
     }
 
-    fn attach(&mut self, slot: Slot, serial: Serial, epoch: u32) -> Report {
+    fn attach(&mut self, slot: Slot, serial: Serial, epoch: u32) -> Outcome {
         let vm = || "a VM".to_owned();
         let Some(machine) = self.world.machine(slot, serial) else {
-            return Report::Attached(Err(VmError::Disconnected { vm: vm() }.into()));
+            return Outcome::Attached(Err(VmError::Disconnected { vm: vm() }.into()));
         };
         if machine.device.is_some() {
-            return Report::Attached(Err(VmError::AlreadyAttached { vm: vm() }.into()));
+            return Outcome::Attached(Err(VmError::AlreadyAttached { vm: vm() }.into()));
         }
         if machine.migrates() {
-            return Report::Attached(Err(migration::busy("device_add").into()));
+            return Outcome::Attached(Err(migration::busy("device_add").into()));
         }
         if self.chaotic && self.rng.chance(30) {
-            return Report::Attached(Err(VmError::NoFreePort { vm: vm() }.into()));
+            return Outcome::Attached(Err(VmError::NoFreePort { vm: vm() }.into()));
         }
         self.plug_device(slot, serial, true);
         self.count("attaches");
-        Report::Attached(Ok(u64::from(epoch) << 32 | 1))
+        Outcome::Attached(Ok(u64::from(epoch) << 32 | 1))
     }
 
     fn detach(&mut self, slot: Slot, serial: Serial) -> Result<(), VmError> {
@@ -281,13 +293,13 @@ impl Simulation {
         }
     }
 
-    fn take_over(&mut self, slot: Slot, serial: Serial, epoch: u32) -> Report {
+    fn take_over(&mut self, slot: Slot, serial: Serial, epoch: u32) -> Outcome {
         let fails = self.chaotic && self.rng.chance(20);
         let device = self.world.machine(slot, serial).and_then(|machine| machine.device.as_ref());
         let can = device.is_some_and(|device| device.record) && !fails;
         let source = std::io::Error::other("no record of its channel");
         self.count(if can { "channels taken over" } else { "channels lost" });
-        Report::Recovered(match can {
+        Outcome::Recovered(match can {
             true => Ok(u64::from(epoch) << 32 | 1),
             false => Err(Refusal::System { vm: "a VM".to_owned(), source }),
         })

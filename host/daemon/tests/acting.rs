@@ -4,11 +4,11 @@ use std::{fs, path::Path};
 
 /// These change no VM, none of its threads, no memory of it, and nothing that its guest knows. All others act.
 const PASSIVE: [&str; 20] = [
-    "Ask::Describe",
-    "Ask::Probe",
     "Ask::LookAtMigration",
     // What is asked acts, or does not.
     "Command::Ask",
+    "Command::Describe",
+    "Command::Probe",
     "Command::Connect",
     "Command::Disconnect",
     "Command::CloseChannel",
@@ -56,10 +56,8 @@ fn naming<'a>(source: &'a str, names: &[String]) -> Vec<&'a str> {
 }
 
 /// What the shell calls to carry out a command that acts.
-const ACTS: [&str; 13] = [
-    "worker.ask(",
-    "worker.migrate(",
-    "worker.resize(",
+const ACTS: [&str; 11] = [
+    "order(connection, Job::Ask(",
     "self.publish(",
     "self.make(",
     "self.restore(task",

@@ -7,7 +7,7 @@ use answers::Answers;
 use std::time::Duration;
 use vnuma_daemon::core::{
     Core, Refusal,
-    event::{Ask, Command, Event, Report, Request},
+    event::{Ask, Command, Event, Outcome, Report, Request},
 };
 use vnuma_hypervisor::VmError;
 use vnuma_memory_backend::ABILITIES;
@@ -76,6 +76,9 @@ struct Run {
     last: ConnectionId,
     answers: Answers,
     asked: Vec<(ConnectionId, Ask)>,
+    /// The last of these.
+    task: TaskId,
+    described: Vec<ConnectionId>,
     published: Vec<(VmId, u64, Publication)>,
     watched: Vec<(VmId, i32)>,
     moves: Vec<TaskId>,
@@ -92,6 +95,8 @@ impl Run {
             last: 0,
             answers: Answers::default(),
             asked: Vec::new(),
+            task: TaskId { vm: 0, number: 0 },
+            described: Vec::new(),
             published: Vec::new(),
             watched: Vec::new(),
             moves: Vec::new(),
@@ -107,7 +112,11 @@ impl Run {
             self.lines.push(format!("{command:?}"));
             match command {
                 Command::Connect(_, connection, _) => self.last = connection,
-                Command::Ask(connection, ask) => self.asked.push((connection, ask)),
+                Command::Ask(task, connection, ask) => {
+                    self.task = task;
+                    self.asked.push((connection, ask));
+                }
+                Command::Describe(connection) => self.described.push(connection),
                 Command::Publish(task, generation, publication) => {
                     self.published.push((task.vm, generation, publication));
                     more.push(Event::Published(task, Ok(generation + 1)));
@@ -127,6 +136,11 @@ impl Run {
         self.step(Event::Hypervisor(self.last, report));
     }
 
+    /// What was asked last has ended.
+    fn outcome(&mut self, outcome: Outcome) {
+        self.report(Report::Outcome(self.task, outcome));
+    }
+
     fn list(&mut self, names: &[&str]) {
         let candidate = |name: &&str| VmCandidate::new(format!("/{name}"), *name, 1).with(ABILITIES);
         self.step(Event::Scanned(Ok(names.iter().map(candidate).collect())));
@@ -144,7 +158,7 @@ impl Run {
 
     fn attach(&mut self) {
         self.step(Event::Requested(1000, Request::Attach("a".into(), self.answers.to(1000))));
-        self.report(Report::Attached(Ok(8 << 32 | 1)));
+        self.outcome(Outcome::Attached(Ok(8 << 32 | 1)));
     }
 
     fn answered(&self, request: RequestId) -> Option<bool> {
@@ -271,7 +285,7 @@ fn an_attach_is_answered_once_everything_true_is_published() {
     run.step(Event::Located(102, at(0, 2)));
     run.step(Event::Requested(1000, Request::Attach("a".into(), run.answers.to(1000))));
     assert_eq!(run.answered(1000), None);
-    run.report(Report::Attached(Ok(8 << 32 | 1)));
+    run.outcome(Outcome::Attached(Ok(8 << 32 | 1)));
     assert_eq!(run.answered(1000), Some(true));
     assert_eq!(run.published[0].2.vcpus, [(0, 0), (1, 0)]);
     let place = |start: &str| run.lines.iter().position(|line| line.starts_with(start));
@@ -292,6 +306,57 @@ fn a_publication_that_is_not_under_way_has_no_outcome() {
     run.step(Event::Published(other, Err(Refusal::NotAttached { vm: "a".into() })));
     run.step(Event::Published(other, Ok(1)));
     assert_eq!((channel(&run), run.answered(1000)), (before, Some(true)));
+}
+
+/// A VM whose attach, detach, replug or mark has begun: what was asked by then, and an outcome that would end it.
+#[test]
+fn what_is_under_way_ends_by_its_own_outcome_only() {
+    let refused = || VmError::Refused { vm: "a".into(), command: "device_add".into(), reason: "no".into() };
+    let outcomes = || {
+        [
+            Outcome::Attached(Ok(9 << 32 | 1)),
+            Outcome::Attached(Err(refused().into())),
+            Outcome::Detached(Ok(())),
+            Outcome::Detached(Err(refused())),
+            Outcome::Recovered(Ok(9 << 32 | 1)),
+            Outcome::Recovered(Err(refused().into())),
+            Outcome::Replugged(Err(refused())),
+            Outcome::Marked(Ok(())),
+            Outcome::Marked(Err(refused())),
+        ]
+    };
+    type Begin = fn(&mut Run);
+    let begun: [Begin; 5] = [
+        |run| run.step(Event::Requested(1, Request::Attach("a".into(), run.answers.to(1)))),
+        |run| {
+            run.attach();
+            run.step(Event::Requested(1, Request::Detach("a".into(), run.answers.to(1))));
+        },
+        |run| {
+            run.step(Event::Located(102, at(0, 2)));
+            run.step(Event::Requested(1, Request::Replug("a".into(), 1, run.answers.to(1))));
+        },
+        |run| {
+            run.report(Report::Described(VmDescription {
+                run_state: "paused".into(),
+                ..description("a", 100)
+            }));
+            run.step(Event::Requested(1, Request::AttachOnArrival("a".into(), run.answers.to(1))));
+        },
+        |run| run.report(Report::FoundPlugged),
+    ];
+    for (case, begin) in begun.into_iter().enumerate() {
+        let mut run = Run::with_vm();
+        begin(&mut run);
+        let (before, task, asked) = (channel(&run), run.task, run.asked.len());
+        let marked = |run: &Run| run.core.show("a").map(|vm| vm.attach_on_arrival).ok();
+        for outcome in outcomes() {
+            let shown = format!("{case}: {outcome:?}");
+            run.report(Report::Outcome(TaskId { number: u64::MAX, ..task }, outcome));
+            assert_eq!((channel(&run), run.answered(1)), (before, None), "{shown}");
+            assert_eq!((run.asked.len(), marked(&run)), (asked, Some(false)), "{shown}");
+        }
+    }
 }
 
 #[test]
@@ -325,7 +390,7 @@ fn moves_wake_the_core_while_they_are_published_and_not_else() {
     run.report(Report::Described(more));
     assert_eq!(deferred(&run), [""; 0]);
     run.step(Event::Requested(1001, Request::Detach("a".into(), run.answers.to(1001))));
-    run.report(Report::Detached(Ok(())));
+    run.outcome(Outcome::Detached(Ok(())));
     assert_eq!(deferred(&run), ["Defer([101, 102, 103], true)"]);
 }
 
@@ -337,9 +402,9 @@ fn a_vm_that_loses_a_thread_to_another_process_is_described_again() {
     let mut stale = description("b", 200);
     stale.vcpus[0].tid = 101;
     run.report(Report::Up(stale, false));
-    assert_eq!(run.asked, [(first, Ask::Describe)]);
+    assert_eq!(run.described, [first]);
     run.step(Event::Hypervisor(first, Report::Described(description("a", 100))));
-    assert_eq!(run.asked.last(), Some(&(run.last, Ask::Describe)));
+    assert_eq!(run.described.last(), Some(&run.last));
     run.step(Event::Located(101, at(2, run.now_ns)));
     let node = |name: &str| run.core.show(name).map(|vm| vm.vcpus[0].host_node).ok().flatten();
     assert_eq!((node("a"), node("b")), (Some(2), None));
@@ -356,9 +421,9 @@ fn unbound_memory_is_looked_at_as_often_as_is_configured() {
     let (found_ns, mut seconds) = (run.now_ns, Vec::new());
     for second in 1..=320 {
         run.now_ns = found_ns + second * SECOND_NS;
-        run.asked.clear();
+        run.described.clear();
         run.step(Event::Resync);
-        if run.asked.iter().any(|(_, ask)| *ask == Ask::Describe) {
+        if !run.described.is_empty() {
             seconds.push(second);
             run.report(Report::Described(unbound.clone()));
         }
@@ -441,12 +506,12 @@ fn an_attach_that_timed_out_is_not_tried_again_before_it_is_undone() {
     let mut run = Run::with_vm();
     let timeout = || VmError::Timeout { vm: "a".into(), command: "device_add".into(), limit_ms: 1 };
     run.step(Event::Requested(1, Request::Attach("a".into(), run.answers.to(1))));
-    run.report(Report::Attached(Err(Refusal::Vm(timeout()))));
+    run.outcome(Outcome::Attached(Err(Refusal::Vm(timeout()))));
     run.step(Event::Requested(2, Request::Attach("a".into(), run.answers.to(2))));
     assert_eq!((run.answered(1), run.answered(2)), (Some(false), Some(false)));
     run.report(Report::Silent("device_add".into(), 100));
     run.report(Report::Up(description("a", 100), true));
-    assert_eq!(run.asked.last().map(|(_, ask)| *ask), Some(Ask::Detach), "it was carried out after all");
+    assert_eq!(run.asked.last().map(|(_, ask)| ask), Some(&Ask::Detach), "it was carried out after all");
 }
 
 /// A VM whose guest keeps the device when it is asked for it, as one does that boots.
@@ -472,7 +537,7 @@ impl Keeper {
             managed.vm.as_ref().is_some_and(|vm| matches!(vm.channel, ChannelState::Detaching(..)))
         }) {
             self.0.now_ns += SECOND_NS;
-            self.0.report(Report::Detached(Err(VmError::DetachPending { vm: "a".into(), limit_ms: 1000 })));
+            self.0.outcome(Outcome::Detached(Err(VmError::DetachPending { vm: "a".into(), limit_ms: 1000 })));
         }
     }
 
@@ -513,14 +578,14 @@ fn a_guest_that_keeps_the_channels_device_is_asked_again_until_it_lets_go() {
     keeper.0.now_ns += 20 * SECOND_NS;
     keeper.0.step(Event::Woken);
     assert_eq!(keeper.asked(), 3);
-    keeper.0.report(Report::Detached(Ok(())));
+    keeper.0.outcome(Outcome::Detached(Ok(())));
     let shown = keeper.0.core.show("a").expect("there");
     assert_eq!((shown.channel, shown.problem), (vnuma_api::ChannelState::None, None));
     keeper.pass(1000);
     assert_eq!(keeper.asked(), 3, "nobody is asked for what is not there");
     // An attach is not undone by what was wanted before.
     keeper.0.step(Event::Requested(2, Request::Attach("a".into(), keeper.0.answers.to(2))));
-    keeper.0.report(Report::Attached(Ok(9 << 32 | 1)));
+    keeper.0.outcome(Outcome::Attached(Ok(9 << 32 | 1)));
     keeper.pass(1000);
     assert_eq!((keeper.asked(), keeper.0.answered(2)), (3, Some(true)));
 }
@@ -549,7 +614,7 @@ fn a_guest_whose_hypervisor_refuses_is_not_asked_again() {
     keeper.0.attach();
     keeper.0.step(Event::Requested(1, Request::Detach("a".into(), keeper.0.answers.to(1))));
     let refused = VmError::Libvirt { vm: "a".into(), reason: "no such device".into() };
-    keeper.0.report(Report::Detached(Err(refused)));
+    keeper.0.outcome(Outcome::Detached(Err(refused)));
     assert_eq!((keeper.0.answered(1), keeper.problem()), (Some(false), None));
     keeper.pass(1000);
     assert_eq!(keeper.asked(), 1);
@@ -575,7 +640,7 @@ fn what_an_operator_wants_unplugged_before_a_migration_is_not_unplugged_after_it
         2,
         Request::Migrate("a".into(), "tcp:b:4444".into(), false, keeper.0.answers.to(2)),
     ));
-    keeper.0.report(Report::Marked(Ok(true)));
+    keeper.0.outcome(Outcome::Marked(Ok(())));
     keeper.answer_all();
     keeper.0.step(Event::Requested(3, Request::CancelMigration("a".into(), keeper.0.answers.to(3))));
     assert_eq!((keeper.0.answered(2), keeper.0.answered(3)), (Some(true), Some(true)));
@@ -588,7 +653,7 @@ fn what_an_operator_wants_unplugged_before_a_migration_is_not_unplugged_after_it
 fn a_guest_that_sees_devices_come_and_go_is_looked_at_but_not_without_end() {
     let mut run = Run::with_vm();
     run.attach();
-    let describes = |run: &Run| run.asked.iter().filter(|(_, ask)| *ask == Ask::Describe).count();
+    let describes = |run: &Run| run.described.len();
     let driver =
         |device_changes| DriverStatus { knows_devices: true, device_changes, ..DriverStatus::default() };
     run.now_ns += 10 * SECOND_NS;
@@ -644,9 +709,9 @@ fn a_replug_does_not_restart_the_clock_of_other_vcpus() {
     }
     run.now_ns += 100 * SECOND_NS;
     run.step(Event::Woken);
-    assert_eq!(run.asked.last().map(|(_, ask)| *ask), Some(Ask::Replug(1, 0)));
+    assert_eq!(run.asked.last().map(|(_, ask)| ask), Some(&Ask::Replug(1, 0)));
     // It comes to nothing, and one minute later the next is due at once.
-    run.report(Report::Replugged(Err(VmError::NoSpareSlot { vm: "a".into(), node: 0 })));
+    run.outcome(Outcome::Replugged(Err(VmError::NoSpareSlot { vm: "a".into(), node: 0 })));
     run.now_ns += 60 * SECOND_NS;
     run.step(Event::Woken);
     assert_eq!(run.asked.iter().filter(|(_, ask)| matches!(ask, Ask::Replug(..))).count(), 2);

@@ -15,7 +15,7 @@ use two_nodes::host;
 use vnuma_api as api;
 use vnuma_daemon::core::{
     Core, Refusal, ReplyTo,
-    event::{Ask, Command, Event, Report, Request},
+    event::{Command, Event, Report, Request},
 };
 use vnuma_model::{
     BackingMapping, HugePages, MemoryBacking, PageKind, Vcpu, VmCandidate, VmDescription, VmDevice,
@@ -135,18 +135,18 @@ impl Run {
             match command {
                 Command::Connect(vm, connection, _) => self.vm = (vm, connection),
                 Command::RestoreMasks(task, _) => more.push(Event::MasksRestored(task, Ok(0))),
-                Command::ObserveMemory { task, areas, .. } => {
+                Command::ObserveMemory(task, _, areas) => {
                     self.observing = task;
                     let outcome = self.problem.clone().map_or_else(|| Ok(self.observation(&areas)), Err);
                     self.looked.push(areas);
                     more.extend(self.answers.then_some(Event::MemoryObserved(task, outcome)));
                 }
-                Command::WatchHotness { task, areas, .. } => {
+                Command::WatchHotness(task, _, areas) => {
                     self.watching = task;
                     self.watched.push(areas);
                     more.extend(self.hotness.clone().map(|outcome| Event::HotnessWatched(task, outcome)));
                 }
-                Command::MoveMemory { task, order, .. } => {
+                Command::MoveMemory(task, _, order) => {
                     self.moving = task;
                     self.orders.push(order);
                 }
@@ -154,7 +154,7 @@ impl Run {
                 Command::Reply(reply) => reply.give(),
                 Command::Announce(api::Event::Memory { step, .. }) => self.steps.push(step),
                 Command::Log(_, line) => self.lines.push(line),
-                Command::Ask(_, Ask::Describe) => {}
+                Command::Describe(_) => {}
                 _ => {}
             }
         }

@@ -9,7 +9,7 @@ use two_nodes::host;
 use vnuma_api as api;
 use vnuma_daemon::core::{
     Core, ReplyTo,
-    event::{Ask, Command, Event, Report, Request},
+    event::{Ask, Command, Event, Outcome, Report, Request},
 };
 use vnuma_model::{
     CpuLayout, CpuSet, GuestNode, MemoryBacking, ThreadCounts, Vcpu, VcpuLocation, VmCandidate, VmDescription,
@@ -103,7 +103,6 @@ impl Run {
             run.step(Event::Located(tid, Some(at)));
         }
         run.step(Event::Requested(1, Request::Attach("a".into(), ReplyTo::new(drop))));
-        run.report(Report::Attached(Ok(8 << 32 | 1)));
         run.step(Event::Requested(2, Request::SetPolicy("a".into(), Policy::Vprobe, ReplyTo::new(drop))));
         run
     }
@@ -123,8 +122,12 @@ impl Run {
                     self.published += 1;
                     more.push(Event::Published(task, Ok(generation + 1)));
                 }
-                Command::Ask(_, Ask::Describe) => self.described += 1,
-                Command::MoveMemory { task, pid, order } => {
+                Command::Ask(task, connection, Ask::Attach(epoch)) => {
+                    let attached = Outcome::Attached(Ok(u64::from(epoch) << 32 | 1));
+                    more.push(Event::Hypervisor(connection, Report::Outcome(task, attached)));
+                }
+                Command::Describe(_) => self.described += 1,
+                Command::MoveMemory(task, pid, order) => {
                     self.moving = task;
                     self.orders.push((pid, order));
                 }

@@ -13,12 +13,12 @@ use two_nodes::host;
 use vnuma_api as api;
 use vnuma_daemon::core::{
     Core, Refusal, ReplyTo,
-    event::{Ask, Command, Event, Level, Report, Request},
+    event::{Ask, Command, Event, Level, Outcome, Report, Request},
 };
 use vnuma_hypervisor::VmError;
 use vnuma_memory_backend::ABILITIES;
 use vnuma_model::{MigrationProgress, MigrationStatus, Vcpu, VcpuLocation, VmCandidate, VmDescription};
-use vnuma_policy::{Policies, scheduling::Policy};
+use vnuma_policy::{Policies, scheduling::Policy, world::TaskId};
 
 const SECOND_NS: u64 = 1_000_000_000;
 const PID: i32 = 100;
@@ -39,8 +39,10 @@ struct Run {
     problem: Option<String>,
     /// The guest keeps the device when it is asked for it.
     keeps_device: bool,
-    /// Orders to migrate are not answered.
-    unanswered: bool,
+    /// What is not answered.
+    unanswered: fn(&Ask) -> bool,
+    /// What was asked last.
+    task: TaskId,
     /// The mark is not taken away.
     keeps_mark: bool,
     /// The channel is of another host: there is no record of it.
@@ -65,7 +67,8 @@ impl Run {
             status: MigrationStatus::None,
             problem: None,
             keeps_device: false,
-            unanswered: false,
+            unanswered: |_| false,
+            task: TaskId { vm: 0, number: 0 },
             keeps_mark: false,
             came_along: false,
             done: Vec::new(),
@@ -100,7 +103,7 @@ impl Run {
     fn up(&mut self) {
         self.report(Report::Up(self.description.clone(), self.plugged));
         if self.marked {
-            self.report(Report::Marked(Ok(true)));
+            self.report(Report::FoundMarked);
         }
     }
 
@@ -108,7 +111,12 @@ impl Run {
         self.step(Event::Hypervisor(self.connection, report));
     }
 
-    fn answer(&mut self, ask: Ask) -> Option<Report> {
+    /// What was asked last has ended.
+    fn outcome(&mut self, outcome: Outcome) {
+        self.report(Report::Outcome(self.task, outcome));
+    }
+
+    fn answer(&mut self, ask: Ask) -> Outcome {
         let looked = |run: &Self| {
             let problem = run.problem.clone();
             MigrationProgress {
@@ -121,46 +129,49 @@ impl Run {
                 problem,
             }
         };
-        Some(match ask {
-            Ask::Describe => Report::Described(self.description.clone()),
+        match ask {
             Ask::Attach(_) if self.status == MigrationStatus::Active => {
                 let (vm, command) = ("a".into(), "device_add".into());
-                Report::Attached(Err(VmError::Refused { vm, command, reason: "migrating".into() }.into()))
+                Outcome::Attached(Err(VmError::Refused { vm, command, reason: "migrating".into() }.into()))
             }
             Ask::Attach(_) => {
                 self.plugged = true;
-                Report::Attached(Ok(CHANNEL))
+                Outcome::Attached(Ok(CHANNEL))
             }
             Ask::Detach if self.keeps_device => {
-                Report::Detached(Err(VmError::DetachPending { vm: "a".into(), limit_ms: 1000 }))
+                Outcome::Detached(Err(VmError::DetachPending { vm: "a".into(), limit_ms: 1000 }))
             }
             Ask::Detach => {
                 self.plugged = false;
-                Report::Detached(Ok(()))
+                Outcome::Detached(Ok(()))
             }
             Ask::Recover(_) if self.came_along => {
-                Report::Recovered(Err(Refusal::CameAlong { vm: "a".into(), why: "no record".into() }))
+                Outcome::Recovered(Err(Refusal::CameAlong { vm: "a".into(), why: "no record".into() }))
             }
-            Ask::Recover(_) => Report::Recovered(Ok(CHANNEL + 100)),
+            Ask::Recover(_) => Outcome::Recovered(Ok(CHANNEL + 100)),
             Ask::Mark(false) if self.keeps_mark => {
                 let (vm, command) = ("a".into(), "chardev-remove".into());
-                Report::Marked(Err(VmError::Refused { vm, command, reason: "busy".into() }))
+                Outcome::Marked(Err(VmError::Refused { vm, command, reason: "busy".into() }))
             }
             Ask::Mark(marked) => {
                 self.marked = marked;
-                Report::Marked(Ok(marked))
+                Outcome::Marked(Ok(()))
             }
-            Ask::LookAtMigration => Report::Migration(Ok(looked(self))),
+            Ask::LookAtMigration => Outcome::Migration(Ok(looked(self))),
             Ask::SwitchMigration => {
                 self.status = MigrationStatus::PostCopy;
-                Report::Migration(Ok(looked(self)))
+                Outcome::Migration(Ok(looked(self)))
             }
             Ask::CancelMigration => {
                 self.status = MigrationStatus::Cancelled;
-                Report::Migration(Ok(looked(self)))
+                Outcome::Migration(Ok(looked(self)))
             }
-            Ask::Probe | Ask::Replug(..) => return None,
-        })
+            Ask::Migrate(..) => {
+                self.status = MigrationStatus::Active;
+                Outcome::MigrationBegun(Ok(()))
+            }
+            Ask::Replug(..) | Ask::Resize(..) => panic!("nobody wants that"),
+        }
     }
 
     fn step(&mut self, event: Event) {
@@ -176,23 +187,26 @@ impl Run {
                         self.done.push("publish".into());
                         events.push_back(Event::Published(task, Ok(generation + 1)));
                     }
-                    Command::Ask(connection, ask) => {
-                        if !matches!(ask, Ask::LookAtMigration | Ask::Describe) {
-                            self.done.push(format!("{ask:?}"));
-                        }
-                        let answer = self.answer(ask);
-                        events.extend(answer.map(|report| Event::Hypervisor(connection, report)));
+                    Command::Describe(connection) => {
+                        let described = Report::Described(self.description.clone());
+                        events.push_back(Event::Hypervisor(connection, described));
                     }
-                    Command::Migrate(connection, to, post_copy) => {
-                        assert!(!self.plugged || !self.marked, "it migrates with its device");
-                        self.done.push(format!("migrate {to} {post_copy}"));
-                        if !self.unanswered {
-                            self.status = MigrationStatus::Active;
-                            let begun = Report::MigrationBegun(Ok(()));
-                            events.push_back(Event::Hypervisor(connection, begun));
+                    Command::Ask(task, connection, ask) => {
+                        self.task = task;
+                        match &ask {
+                            Ask::LookAtMigration => {}
+                            Ask::Migrate(to, post_copy) => {
+                                assert!(!self.plugged || !self.marked, "it migrates with its device");
+                                self.done.push(format!("migrate {to} {post_copy}"));
+                            }
+                            ask => self.done.push(format!("{ask:?}")),
+                        }
+                        if !(self.unanswered)(&ask) {
+                            let answer = Report::Outcome(task, self.answer(ask));
+                            events.push_back(Event::Hypervisor(connection, answer));
                         }
                     }
-                    Command::Confine { .. } => self.done.push("confine".into()),
+                    Command::Confine(..) => self.done.push("confine".into()),
                     Command::Reply(reply) => reply.give(),
                     Command::Log(level, line) => self.log.push((level, line)),
                     _ => {}
@@ -285,12 +299,13 @@ fn one_whose_manager_says_that_it_has_left_is_done_whether_its_process_has_ended
         let mut run = Run::attached();
         if migrates {
             run.migrate();
+            run.unanswered = |ask| *ask == Ask::LookAtMigration;
             run.pass(1);
         }
         if migrates {
             // Why it has ended is not known yet.
             run.step(Event::ProcessEnded(run.vm, PID));
-            run.report(Report::Migration(Err(VmError::Disconnected { vm: "a".into() })));
+            run.outcome(Outcome::Migration(Err(VmError::Disconnected { vm: "a".into() })));
             let shown = run.state();
             assert!(shown.state == "sending" && shown.problem.is_some(), "{shown:?}");
         }
@@ -357,10 +372,10 @@ fn a_guest_that_lets_go_after_all_gets_its_channel_back() {
 fn when_qemu_does_not_say_whether_it_has_begun_it_is_asked() {
     for (status, state) in [(MigrationStatus::Active, "sending"), (MigrationStatus::None, "failed")] {
         let mut run = Run::attached();
-        run.unanswered = true;
+        run.unanswered = |ask| matches!(ask, Ask::Migrate(..));
         run.migrate();
         let timeout = VmError::Timeout { vm: "a".into(), command: "migrate".into(), limit_ms: 1000 };
-        run.report(Report::MigrationBegun(Err(timeout)));
+        run.outcome(Outcome::MigrationBegun(Err(timeout)));
         run.report(Report::Silent("no answer".into(), PID));
         run.pass(2);
         assert_eq!(run.state().state, "starting");
@@ -376,11 +391,11 @@ fn when_qemu_does_not_say_whether_it_has_begun_it_is_asked() {
 #[test]
 fn a_busy_qemu_is_told_later() {
     let mut run = Run::attached();
-    run.unanswered = true;
+    run.unanswered = |ask| matches!(ask, Ask::Migrate(..));
     run.migrate();
     for command in ["migrate-set-capabilities"; 3] {
         let timeout = VmError::Timeout { vm: "a".into(), command: command.into(), limit_ms: 1000 };
-        run.report(Report::MigrationBegun(Err(timeout)));
+        run.outcome(Outcome::MigrationBegun(Err(timeout)));
         run.report(Report::Silent("no answer".into(), PID));
         run.pass(5);
         let told = run.did("migrate");
@@ -392,12 +407,33 @@ fn a_busy_qemu_is_told_later() {
 }
 
 #[test]
+fn only_the_answer_to_what_it_has_asked_takes_a_migration_on() {
+    let mut run = Run::attached();
+    run.unanswered = |ask| matches!(ask, Ask::Migrate(..));
+    run.migrate();
+    let other = TaskId { number: u64::MAX, ..run.task };
+    let refused = || VmError::Refused { vm: "a".into(), command: "migrate".into(), reason: "no".into() };
+    for outcome in [
+        Outcome::MigrationBegun(Ok(())),
+        Outcome::MigrationBegun(Err(refused())),
+        Outcome::Migration(Err(refused())),
+    ] {
+        run.report(Report::Outcome(other, outcome));
+        let shown = run.state();
+        assert_eq!((shown.state.as_str(), shown.problem), ("starting", None));
+    }
+    run.status = MigrationStatus::Active;
+    run.outcome(Outcome::MigrationBegun(Ok(())));
+    assert_eq!(run.state().state, "sending");
+}
+
+#[test]
 fn a_refusal_says_where_to_read_on() {
     let mut run = Run::attached();
-    run.unanswered = true;
+    run.unanswered = |ask| matches!(ask, Ask::Migrate(..));
     run.migrate();
     let refused = VmError::Refused { vm: "a".into(), command: "migrate".into(), reason: "a blocker".into() };
-    run.report(Report::MigrationBegun(Err(refused)));
+    run.outcome(Outcome::MigrationBegun(Err(refused)));
     run.pass(1);
     let problem = run.state().problem.expect("why");
     assert!(problem.contains("a blocker") && problem.ends_with("(docs/migration.md)"), "{problem}");
@@ -481,7 +517,7 @@ fn a_vm_that_arrives_is_attached_if_that_was_wanted() {
 fn whoever_detaches_it_does_not_want_it_attached_on_arrival_any_more() {
     let mut run = Run::with("running", false, Policy::Off);
     run.marked = true;
-    run.report(Report::Marked(Ok(true)));
+    run.report(Report::FoundMarked);
     assert!(run.shown().attached);
     run.step(Event::Requested(3, Request::Detach("a".into(), ReplyTo::new(drop))));
     run.pass(10);

@@ -15,7 +15,7 @@ use two_nodes::host;
 use vnuma_api as api;
 use vnuma_daemon::core::{
     Core, ReplyTo,
-    event::{Ask, Command, Event, Report, Request},
+    event::{Ask, Command, Event, Outcome, Report, Request},
 };
 use vnuma_model::{
     BackingMapping, DistanceMatrix, HostNode, HugePages, MemoryBacking, PageKind, Vcpu, VcpuLocation,
@@ -120,7 +120,6 @@ impl Run {
     fn connect(&mut self) {
         self.describe();
         self.step(Event::Requested(1, Request::Attach("a".into(), ReplyTo::new(drop))));
-        self.step(Event::Hypervisor(self.vm.1, Report::Attached(Ok(CHANNEL))));
         self.pass(5);
         self.done.clear();
     }
@@ -169,11 +168,11 @@ impl Run {
                 match command {
                     Command::Connect(vm, connection, _) => self.vm = (vm, connection),
                     Command::RestoreMasks(task, _) => events.push_back(Event::MasksRestored(task, Ok(0))),
-                    Command::ObserveMemory { task, areas, .. } => {
+                    Command::ObserveMemory(task, _, areas) => {
                         let seen = self.problem.clone().map_or_else(|| Ok(self.observation(&areas)), Err);
                         events.push_back(Event::MemoryObserved(task, seen));
                     }
-                    Command::MoveMemory { task, order, .. } => {
+                    Command::MoveMemory(task, _, order) => {
                         self.moving = task;
                         self.done.push(format!("memory {} to {}", order.from, order.to));
                         self.orders.push(order);
@@ -194,7 +193,11 @@ impl Run {
                         let outcome = if self.vcpu_fails { Err(error) } else { Ok(Some(location)) };
                         events.push_back(Event::Moved(task, outcome));
                     }
-                    Command::Ask(connection, Ask::Describe) => {
+                    Command::Ask(task, connection, Ask::Attach(_)) => {
+                        let attached = Report::Outcome(task, Outcome::Attached(Ok(CHANNEL)));
+                        events.push_back(Event::Hypervisor(connection, attached));
+                    }
+                    Command::Describe(connection) => {
                         events.push_back(Event::Hypervisor(connection, Report::Described(self.described())));
                     }
                     Command::Reply(reply) => reply.give(),

@@ -13,7 +13,7 @@ use two_nodes::host;
 use vnuma_api as api;
 use vnuma_daemon::core::{
     Core, ReplyTo,
-    event::{Ask, Command, Event, Report, Request},
+    event::{Ask, Command, Event, Outcome, Report, Request},
 };
 use vnuma_hypervisor::VmError;
 use vnuma_model::{MemoryBacking, MemoryDevice, Vcpu, VmCandidate, VmDescription};
@@ -21,7 +21,7 @@ use vnuma_policy::{
     Policies,
     residency::MemoryObservation,
     sizing::SizeSettings,
-    world::{ResizeWish, VmId, WantedSize},
+    world::{ResizeWish, TaskId, VmId, WantedSize},
 };
 
 const SECOND_NS: u64 = 1_000_000_000;
@@ -44,6 +44,9 @@ struct Run {
     problem: Option<String>,
     /// What QEMU was asked for, MiB.
     asked: Vec<u64>,
+    task: TaskId,
+    /// It does not answer.
+    unanswered: bool,
     described: usize,
     log: Vec<String>,
 }
@@ -83,6 +86,8 @@ impl Run {
             refuses: false,
             problem: None,
             asked: Vec::new(),
+            task: TaskId { vm: 0, number: 0 },
+            unanswered: false,
             described: 0,
             log: Vec::new(),
         };
@@ -111,20 +116,22 @@ impl Run {
                 match command {
                     Command::Connect(vm, connection, _) => self.vm = (vm, connection),
                     Command::RestoreMasks(task, _) => events.push_back(Event::MasksRestored(task, Ok(0))),
-                    Command::ObserveMemory { task, .. } => {
+                    Command::ObserveMemory(task, ..) => {
                         let seen = self.problem.clone().map_or_else(|| Ok(self.observation()), Err);
                         events.push_back(Event::MemoryObserved(task, seen));
                     }
-                    Command::Ask(connection, Ask::Describe) => {
+                    Command::Describe(connection) => {
                         self.described += 1;
                         let report = Report::Described(self.description.clone());
                         events.push_back(Event::Hypervisor(connection, report));
                     }
-                    Command::Resize(connection, node, device, bytes) => {
-                        assert_eq!((node, device.as_str()), (1, "vmem1"));
+                    Command::Ask(task, connection, Ask::Resize(device, bytes)) => {
+                        assert_eq!(device, "vmem1");
                         self.asked.push(bytes / MIB);
-                        let outcome = self.qemu(bytes);
-                        events.push_back(Event::Hypervisor(connection, Report::Resized(node, outcome)));
+                        self.task = task;
+                        let outcome = Outcome::Resized(self.qemu(bytes));
+                        let outcome = Event::Hypervisor(connection, Report::Outcome(task, outcome));
+                        events.extend((!self.unanswered).then_some(outcome));
                     }
                     Command::Reply(reply) => reply.give(),
                     Command::Log(_, line) => self.log.push(line),
@@ -240,6 +247,36 @@ fn what_cannot_be_is_refused_and_nothing_is_asked() {
     run.step(Event::Hypervisor(run.vm.1, Report::Silent("qom-get".into(), PID)));
     assert!(run.resize(1026).expect_err("refused").contains("not connected"));
     assert!(run.asked.is_empty());
+}
+
+#[test]
+fn only_the_answer_to_what_it_has_asked_for_takes_a_change_on() {
+    let mut run = by_hand();
+    (run.unanswered, run.obeys) = (true, false);
+    run.resize(2048).expect("begun");
+    let before = run.shown();
+    let refused = || VmError::Refused { vm: "a".into(), command: "qom-set".into(), reason: "no".into() };
+    for outcome in [Ok(()), Err(refused())] {
+        let other = TaskId { number: u64::MAX, ..run.task };
+        run.step(Event::Hypervisor(run.vm.1, Report::Outcome(other, Outcome::Resized(outcome))));
+        assert_eq!(run.shown(), before);
+    }
+    let asked = Report::Outcome(run.task, Outcome::Resized(Err(refused())));
+    run.step(Event::Hypervisor(run.vm.1, asked));
+    assert_eq!(run.shown().0, "failed");
+}
+
+/// What the guest does shows whether QEMU was reached.
+#[test]
+fn a_change_whose_connection_is_lost_goes_on() {
+    let mut run = by_hand();
+    run.unanswered = true;
+    run.resize(2048).expect("begun");
+    let lost = VmError::Disconnected { vm: "a".into() };
+    run.step(Event::Hypervisor(run.vm.1, Report::Lost(lost)));
+    run.pass(20);
+    run.step(Event::Hypervisor(run.vm.1, Report::Up(run.description.clone(), false)));
+    assert!(run.log.iter().any(|line| line.contains("1024 MiB are plugged")), "{:?}", run.log);
 }
 
 #[test]

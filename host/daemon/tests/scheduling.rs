@@ -16,7 +16,9 @@ use two_nodes::host;
 use vnuma_api as api;
 use vnuma_daemon::core::{
     Core, ReplyTo,
-    event::{Command, Event, Followed, Level, Made, MaskOrder, Ranked, Report, Request, Switch},
+    event::{
+        Ask, Command, Event, Followed, Level, Made, MaskOrder, Outcome, Ranked, Report, Request, Switch,
+    },
 };
 use vnuma_model::{
     CpuLayout, CpuSet, GuestNode, MemoryBacking, Steal, ThreadCounts, Vcpu, VcpuLocation, VmCandidate,
@@ -138,14 +140,18 @@ impl Run {
                     self.published += 1;
                     more.push(Event::Published(task, Ok(generation + 1)));
                 }
-                Command::Count { vm, vcpus, .. } => self.counts.push((vm, vcpus.len())),
-                Command::Confine { task, pid, masks } => {
+                Command::Ask(task, connection, Ask::Attach(epoch)) => {
+                    let attached = Outcome::Attached(Ok(u64::from(epoch) << 32 | 1));
+                    more.push(Event::Hypervisor(connection, Report::Outcome(task, attached)));
+                }
+                Command::Count(vm, _, vcpus) => self.counts.push((vm, vcpus.len())),
+                Command::Confine(task, pid, masks) => {
                     if self.obedient {
                         more.push(self.obey(task, &masks));
                     }
                     self.orders.push((task, pid, masks));
                 }
-                Command::Follow { task, vcpus, cpus, .. } => {
+                Command::Follow(task, _, vcpus, cpus) => {
                     self.task = task;
                     let inherited = cpus.clone().map(|cpus| (cpus, set("0-7")));
                     let followed = Followed { threads: 3, inherited };
@@ -378,8 +384,6 @@ fn a_vcpu_goes_to_its_memory_within_its_operators_mask_and_its_guest_is_told() {
         run.step(Event::Located(tid, Some(at)));
     }
     run.ask(1000, |to| Request::Attach("a".into(), to));
-    let connection = run.connections[0].1;
-    run.step(Event::Hypervisor(connection, Report::Attached(Ok(8 << 32 | 1))));
     run.set_policy(1, Policy::Vprobe);
     let published = run.published;
     run.period(0, 1);

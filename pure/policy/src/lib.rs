@@ -33,6 +33,7 @@ pub mod scheduling;
 mod settings;
 mod settle;
 pub mod sizing;
+mod task;
 mod vm;
 pub mod world;
 

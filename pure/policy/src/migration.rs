@@ -16,6 +16,7 @@
 //!
 //! When it is not known whether QEMU was reached with the order to begin, it is asked how far it is, and never told to begin twice.
 
+use crate::task::{Task, TaskId};
 use vnuma_model::{MigrationProgress, MigrationStatus};
 
 /// Between two looks at how far it is.
@@ -29,17 +30,30 @@ const PASSES_BEFORE_SWITCH: u64 = 2;
 /// Why a guest that went on at the destination stands still.
 const BROKE: &str = "the connection broke while memory was on its way; the hypervisor can go on (migrate-recover), and the VM stands still till then";
 
+/// What QEMU was told while it sends memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Told {
+    /// Nothing.
+    Nothing,
+    /// To have the guest go on at the destination.
+    Switch,
+    /// To give the migration up.
+    Cancel,
+    /// The same, and it has not said whether it has.
+    CancelPerhaps,
+}
+
 /// How far a migration is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
     /// The way back is prepared.
     Marking,
     /// The guest is asked to let go of the channel's device.
     Detaching,
-    /// QEMU is told to migrate.
-    Starting,
+    /// QEMU is to be told to migrate; or, with `true`, was, and it is not known whether that has reached it.
+    Starting(bool),
     /// Memory is sent while the guest runs here.
-    Sending,
+    Sending(Told),
     /// The guest runs at the destination, and its memory follows.
     PostCopy,
     /// It failed or was cancelled, and the VM is being attached again.
@@ -57,8 +71,8 @@ impl Phase {
     pub fn name(self) -> &'static str {
         match self {
             Self::Marking | Self::Detaching => "detaching",
-            Self::Starting => "starting",
-            Self::Sending => "sending",
+            Self::Starting(_) => "starting",
+            Self::Sending(_) => "sending",
             Self::PostCopy => "post-copy",
             Self::Returning => "returning",
             Self::Done => "done",
@@ -139,20 +153,14 @@ pub struct Migration {
     /// Why it failed, or what is in its way.
     pub problem: Option<String>,
     phase: Phase,
-    /// What QEMU was asked and has not answered yet.
-    asked: Option<Order>,
-    /// QEMU was told to begin, and it is not known whether that has reached it.
-    unsure: bool,
-    /// The guest was asked to let go of the device.
-    release_asked: bool,
-    /// It was told to go on at the destination.
-    switched: bool,
-    cancel: bool,
-    cancel_asked: bool,
-    /// QEMU has not said whether it has given the migration up.
-    cancel_unsure: bool,
-    next_ns: u64,
-    until_ns: Option<u64>,
+    /// Since when.
+    since_ns: u64,
+    /// What QEMU was asked, and when it has answered last in this phase.
+    asked: Task<(), Order, u64>,
+    /// When the guest was first asked to let go of the device.
+    release_asked_ns: Option<u64>,
+    /// When an operator has cancelled it.
+    cancelled_ns: Option<u64>,
 }
 
 impl Migration {
@@ -164,16 +172,11 @@ impl Migration {
             attached,
             progress: MigrationProgress::default(),
             problem: None,
-            phase: if attached { Phase::Marking } else { Phase::Starting },
-            asked: None,
-            unsure: false,
-            release_asked: false,
-            switched: false,
-            cancel: false,
-            cancel_asked: false,
-            cancel_unsure: false,
-            next_ns: now_ns,
-            until_ns: None,
+            phase: if attached { Phase::Marking } else { Phase::Starting(false) },
+            since_ns: now_ns,
+            asked: Task::default(),
+            release_asked_ns: None,
+            cancelled_ns: None,
         }
     }
 
@@ -184,17 +187,18 @@ impl Migration {
 
     /// True if an operator has cancelled it.
     pub fn is_cancelled(&self) -> bool {
-        self.cancel
+        self.cancelled_ns.is_some()
     }
 
     /// True if it can still be cancelled: the guest runs here.
     pub fn may_be_cancelled(&self) -> bool {
-        !self.switched && !self.phase.is_over() && self.phase != Phase::Returning
+        let runs_there = matches!(self.phase, Phase::Sending(Told::Switch) | Phase::PostCopy);
+        !runs_there && !self.may_attach()
     }
 
     /// True if the VM has to stay marked: the guest has released the device, or may do so yet.
     pub fn keeps_mark(&self) -> bool {
-        self.release_asked && self.phase != Phase::Done
+        self.release_asked_ns.is_some() && self.phase != Phase::Done
     }
 
     /// True if the VM may be attached: the migration has ended, or returns.
@@ -202,55 +206,59 @@ impl Migration {
         self.phase.is_over() || self.phase == Phase::Returning
     }
 
-    /// What is to be done now. `answers`: QEMU can be asked.
-    pub fn due(&self, answers: bool, now_ns: u64) -> Option<Order> {
-        if self.until_ns.is_some_and(|until_ns| until_ns <= now_ns) && !self.phase.is_over() {
-            return Some(Order::GiveUp);
-        }
-        if !answers || self.asked.is_some() || now_ns < self.next_ns { None } else { self.next() }
+    /// What is to be done next, and when. `answers`: QEMU can be asked.
+    pub fn due(&self, answers: bool, now_ns: u64) -> Option<(Order, u64)> {
+        let gives_up_ns = match self.phase {
+            Phase::Detaching => self.release_asked_ns.map(|ns| ns.saturating_add(RELEASE_NS)),
+            Phase::Returning => Some(self.since_ns.saturating_add(RETURN_NS)),
+            _ => None,
+        };
+        let gives_up = gives_up_ns.map(|ns| (Order::GiveUp, ns));
+        let next = self.next().filter(|_| answers && !self.asked.is_under_way());
+        let next = next.map(|order| (order, self.next_ns(order)));
+        let earliest = || gives_up.into_iter().chain(next).min_by_key(|(_, due_ns)| *due_ns);
+        gives_up.filter(|(_, due_ns)| *due_ns <= now_ns).or_else(earliest)
     }
 
     fn next(&self) -> Option<Order> {
         match self.phase {
             Phase::Marking => Some(Order::Mark),
             Phase::Detaching => Some(Order::Detach),
-            Phase::Starting if self.unsure => Some(Order::Look),
-            Phase::Starting => Some(Order::Begin),
-            Phase::Sending if self.cancel && !self.cancel_asked => Some(Order::Cancel),
-            Phase::Sending if self.wants_switch() => Some(Order::Switch),
-            Phase::Sending | Phase::PostCopy => Some(Order::Look),
+            Phase::Starting(false) => Some(Order::Begin),
+            Phase::Starting(true) => Some(Order::Look),
+            Phase::Sending(Told::Nothing) if self.is_cancelled() => Some(Order::Cancel),
+            Phase::Sending(_) if self.wants_switch() => Some(Order::Switch),
+            Phase::Sending(_) | Phase::PostCopy => Some(Order::Look),
             Phase::Returning | Phase::Done | Phase::Cancelled | Phase::Failed => None,
         }
     }
 
-    fn wants_switch(&self) -> bool {
-        self.post_copy && !self.cancel && self.progress.passes >= PASSES_BEFORE_SWITCH
+    /// QEMU is asked at once when a phase begins or an operator has said something, and else some time after its last answer.
+    fn next_ns(&self, order: Order) -> u64 {
+        let Some(answered_ns) = self.asked.last else { return self.since_ns };
+        let pause_ns = if order == Order::Detach { 4 * LOOK_NS } else { LOOK_NS };
+        let cancelled_ns = self.cancelled_ns.filter(|cancelled_ns| *cancelled_ns > answered_ns);
+        cancelled_ns.unwrap_or(answered_ns.saturating_add(pause_ns))
     }
 
-    /// An order was carried out, or passed to QEMU.
-    pub fn ordered(&mut self, order: Order, now_ns: u64) {
-        self.asked = Some(order);
+    fn wants_switch(&self) -> bool {
+        self.post_copy && !self.is_cancelled() && self.progress.passes >= PASSES_BEFORE_SWITCH
+    }
+
+    /// An order was carried out, or passed to QEMU under this id.
+    pub fn ordered(&mut self, task: TaskId, order: Order, now_ns: u64) {
         match order {
-            Order::Detach => {
-                self.release_asked = true;
-                self.until_ns.get_or_insert(now_ns.saturating_add(RELEASE_NS));
-            }
-            Order::Begin => self.unsure = true,
-            Order::Switch => self.switched = true,
-            Order::Cancel => self.cancel_asked = true,
-            Order::GiveUp => self.give_up(),
+            Order::GiveUp => return self.give_up(),
+            Order::Detach => _ = self.release_asked_ns.get_or_insert(now_ns),
+            Order::Begin => self.phase = Phase::Starting(true),
+            Order::Switch => self.phase = Phase::Sending(Told::Switch),
+            Order::Cancel => self.phase = Phase::Sending(Told::Cancel),
             Order::Mark | Order::Look => {}
         }
-    }
-
-    /// When something is due, if nothing else happens. `answers`: QEMU can be asked.
-    pub fn deadline_ns(&self, answers: bool) -> Option<u64> {
-        let next = self.next().filter(|_| answers && self.asked.is_none()).map(|_| self.next_ns);
-        next.into_iter().chain(self.until_ns.filter(|_| !self.phase.is_over())).min()
+        self.asked.begin(task, order);
     }
 
     fn give_up(&mut self) {
-        (self.asked, self.until_ns) = (None, None);
         match self.phase {
             Phase::Detaching => {
                 let seconds = RELEASE_NS / 1_000_000_000;
@@ -260,11 +268,15 @@ impl Migration {
             }
             Phase::Returning => {
                 let why = self.problem.take().unwrap_or_default();
-                self.problem = Some(format!("{why}; the VM is not attached yet, which is tried on"));
-                self.finish();
+                self.end(format!("{why}; the VM is not attached yet, which is tried on"));
             }
             _ => {}
         }
+    }
+
+    /// Was QEMU asked for it under this id, and has not answered?
+    pub fn waits_for(&self, task: TaskId) -> bool {
+        self.asked.is(task)
     }
 
     /// Something happened.
@@ -273,142 +285,118 @@ impl Migration {
         if self.phase.is_over() {
             return;
         }
+        let cancelled = self.is_cancelled();
         match (self.phase, event) {
             // QEMU may have left before it answered.
             (_, E::Left) => (self.phase, self.problem) = (Phase::Done, None),
-            (Phase::Marking, E::Marked(outcome)) => {
-                self.answered(now_ns);
+            (Phase::Marking, E::Marked(Ok(()))) => {
                 self.problem = None;
-                match outcome {
-                    Ok(()) if self.cancel => self.finish(),
-                    Ok(()) => self.phase = Phase::Detaching,
-                    Err(why) => self.end(why),
-                }
+                if cancelled { self.finish() } else { self.enter(Phase::Detaching, now_ns) }
             }
-            (Phase::Detaching, E::Released) => {
-                self.answered(now_ns);
-                self.until_ns = None;
-                self.phase = Phase::Starting;
-                if self.cancel {
-                    self.turn_back(None, now_ns);
-                }
+            (Phase::Marking, E::Marked(Err(why))) | (Phase::Detaching, E::ReleaseFailed(why)) => {
+                self.end(why)
+            }
+            (Phase::Detaching, E::Released) | (Phase::Starting(_), E::Busy(_)) if cancelled => {
+                self.turn_back(None, now_ns);
+            }
+            (Phase::Detaching, E::Released) => self.enter(Phase::Starting(false), now_ns),
+            (Phase::Detaching, E::ReleasePending) | (Phase::Marking, E::Busy(_)) if cancelled => {
+                self.finish()
             }
             // The guest is asked again, in case a reset has made the guest forget it.
-            (Phase::Detaching, E::ReleasePending) => {
+            (Phase::Detaching, E::ReleasePending) => self.answered(now_ns),
+            (Phase::Starting(_), E::Begun(Ok(()))) => {
+                self.problem = None;
+                self.enter(Phase::Sending(Told::Nothing), now_ns);
+            }
+            (Phase::Starting(_), E::Begun(Err(why))) => self.turn_back(Some(why), now_ns),
+            (Phase::Starting(_), E::BeginUnanswered) => self.answered(now_ns),
+            (phase @ (Phase::Marking | Phase::Starting(_)), E::Busy(why)) => {
                 self.answered(now_ns);
-                self.next_ns = now_ns.saturating_add(4 * LOOK_NS);
-                if self.cancel {
-                    self.finish();
-                }
+                self.problem = Some(why);
+                self.phase = if phase == Phase::Marking { phase } else { Phase::Starting(false) };
             }
-            (Phase::Detaching, E::ReleaseFailed(why)) => self.end(why),
-            (Phase::Starting, E::Begun(Ok(()))) => {
-                self.answered(now_ns);
-                (self.phase, self.unsure, self.problem) = (Phase::Sending, false, None);
-            }
-            (Phase::Marking | Phase::Starting, E::Busy(why)) => {
-                (self.asked, self.unsure) = (None, false);
-                match (self.cancel, self.phase) {
-                    (true, Phase::Marking) => self.finish(),
-                    (true, _) => self.turn_back(None, now_ns),
-                    _ => self.problem = Some(why),
-                }
-                self.next_ns = now_ns.saturating_add(LOOK_NS);
-            }
-            (Phase::Starting, E::Begun(Err(why))) => self.turn_back(Some(why), now_ns),
-            (Phase::Starting, E::BeginUnanswered) => {
-                self.asked = None;
-                self.next_ns = now_ns.saturating_add(LOOK_NS);
-            }
-            (Phase::Starting | Phase::Sending | Phase::PostCopy, E::Looked(progress)) => {
+            (Phase::Starting(_) | Phase::Sending(_) | Phase::PostCopy, E::Looked(progress)) => {
                 self.looked(progress, now_ns);
             }
-            (Phase::Starting | Phase::Sending | Phase::PostCopy, E::LookFailed(why)) => {
-                self.forget_asked();
+            (Phase::Starting(_) | Phase::Sending(_) | Phase::PostCopy, E::LookFailed(why)) => {
+                self.unanswered(now_ns);
                 self.problem = Some(why);
-                self.next_ns = now_ns.saturating_add(LOOK_NS);
             }
             (Phase::Returning, E::Attached) => self.finish(),
             (Phase::Returning, E::AttachFailed(why)) if self.problem.is_none() => self.problem = Some(why),
-            (_, E::CancelWanted) if self.may_be_cancelled() => self.cancel_wanted(now_ns),
-            (_, E::ConnectionLost) if self.asked.is_some() => {
-                self.forget_asked();
-                self.next_ns = now_ns.saturating_add(LOOK_NS);
-            }
+            (_, E::CancelWanted) if self.may_be_cancelled() => self.cancel(now_ns),
+            (_, E::ConnectionLost) if self.asked.is_under_way() => self.unanswered(now_ns),
             _ => {}
         }
     }
 
     /// What was asked may have reached nobody, or was refused. Whether there is still something to cancel is looked at first: libvirt
     /// refuses to end a migration that has ended.
-    fn forget_asked(&mut self) {
-        self.cancel_unsure |= self.asked == Some(Order::Cancel);
-        self.asked = None;
+    fn unanswered(&mut self, now_ns: u64) {
+        if self.asked.begun() == Some(&Order::Cancel) {
+            self.phase = Phase::Sending(Told::CancelPerhaps);
+        }
+        self.answered(now_ns);
     }
 
     fn answered(&mut self, now_ns: u64) {
-        self.asked = None;
-        self.next_ns = now_ns;
+        self.asked.give_up();
+        self.asked.last = Some(now_ns);
     }
 
-    fn cancel_wanted(&mut self, now_ns: u64) {
-        self.cancel = true;
+    fn enter(&mut self, phase: Phase, now_ns: u64) {
+        (self.phase, self.since_ns, self.asked) = (phase, now_ns, Task::default());
+    }
+
+    fn cancel(&mut self, now_ns: u64) {
+        self.cancelled_ns = Some(now_ns);
         match self.phase {
             // What QEMU was asked is answered first, as it cannot be taken back.
-            _ if self.asked.is_some() => {}
+            _ if self.asked.is_under_way() => {}
             Phase::Marking | Phase::Detaching => self.finish(),
-            Phase::Starting if !self.unsure => self.turn_back(None, now_ns),
-            _ => self.next_ns = now_ns,
+            Phase::Starting(false) => self.turn_back(None, now_ns),
+            _ => {}
         }
     }
 
     fn looked(&mut self, progress: MigrationProgress, now_ns: u64) {
         use MigrationStatus as Is;
-        self.asked = None;
-        self.next_ns = now_ns.saturating_add(LOOK_NS);
-        self.problem = None;
-        let why = progress.problem.clone();
-        if self.phase == Phase::Starting {
-            // What had ended before is an earlier migration, or the one that the VM came by.
-            match progress.status {
-                Is::Setup | Is::Active | Is::Cancelling | Is::PostCopy | Is::PostCopyPaused => {
-                    (self.phase, self.unsure, self.next_ns) = (Phase::Sending, false, now_ns);
-                }
-                Is::None | Is::Cancelled | Is::Completed | Is::Failed => {
-                    let why = why.unwrap_or_else(|| "the hypervisor has not begun to migrate".to_owned());
-                    return self.turn_back(Some(why), now_ns);
-                }
-            }
-        }
-        let status = progress.status;
-        self.progress = progress;
+        let (status, why) = (progress.status, progress.problem.clone());
         let or = |what: &str| Some(why.clone().unwrap_or_else(|| what.to_owned()));
-        match status {
-            Is::Setup | Is::Active | Is::Cancelling => {
-                self.cancel_asked &= !std::mem::take(&mut self.cancel_unsure);
+        self.problem = None;
+        match (self.phase, status) {
+            // What had ended before is an earlier migration, or the one that the VM came by.
+            (Phase::Starting(_), Is::None | Is::Cancelled | Is::Completed | Is::Failed) => {
+                return self.turn_back(or("the hypervisor has not begun to migrate"), now_ns);
             }
-            Is::PostCopy => (self.phase, self.switched, self.problem) = (Phase::PostCopy, true, why),
-            Is::PostCopyPaused => {
-                (self.phase, self.switched, self.problem) = (Phase::PostCopy, true, or(BROKE));
+            (Phase::Starting(_), _) => self.enter(Phase::Sending(Told::Nothing), now_ns),
+            _ => self.answered(now_ns),
+        }
+        self.progress = progress;
+        match (status, self.phase) {
+            (Is::Setup | Is::Active | Is::Cancelling, Phase::Sending(Told::CancelPerhaps)) => {
+                self.phase = Phase::Sending(Told::Nothing);
             }
-            Is::Completed => self.phase = Phase::Done,
+            (Is::Setup | Is::Active | Is::Cancelling, _) => {}
+            (Is::PostCopy, _) => (self.phase, self.problem) = (Phase::PostCopy, why),
+            (Is::PostCopyPaused, _) => (self.phase, self.problem) = (Phase::PostCopy, or(BROKE)),
+            (Is::Completed, _) => self.phase = Phase::Done,
             // A hypervisor may call what it was told to end a failure of the connection.
-            Is::Cancelled if self.cancel && self.phase == Phase::Sending => self.turn_back(None, now_ns),
-            Is::Cancelled => self.turn_back(or("somebody has cancelled it"), now_ns),
-            Is::Failed => self.turn_back(or("the hypervisor does not say why"), now_ns),
-            Is::None => self.turn_back(or("the hypervisor knows of no migration any more"), now_ns),
+            (Is::Cancelled, Phase::Sending(_)) if self.is_cancelled() => self.turn_back(None, now_ns),
+            (Is::Cancelled, _) => self.turn_back(or("somebody has cancelled it"), now_ns),
+            (Is::Failed, _) => self.turn_back(or("the hypervisor does not say why"), now_ns),
+            (Is::None, _) => self.turn_back(or("the hypervisor knows of no migration any more"), now_ns),
         }
     }
 
     /// The migration fails or is cancelled: the VM gets its channel back if it had one.
     fn turn_back(&mut self, why: Option<String>, now_ns: u64) {
-        self.asked = None;
         self.problem = why;
         if self.phase == Phase::PostCopy || !self.attached {
             return self.finish();
         }
-        self.phase = Phase::Returning;
-        self.until_ns = Some(now_ns.saturating_add(RETURN_NS));
+        self.enter(Phase::Returning, now_ns);
     }
 
     fn end(&mut self, why: String) {
@@ -417,8 +405,8 @@ impl Migration {
     }
 
     fn finish(&mut self) {
-        self.asked = None;
-        let cancelled = self.cancel && self.phase != Phase::PostCopy;
+        self.asked.give_up();
+        let cancelled = self.is_cancelled() && self.phase != Phase::PostCopy;
         self.phase = if cancelled { Phase::Cancelled } else { Phase::Failed };
     }
 }

@@ -6,6 +6,7 @@ use crate::migration::Order;
 use crate::rehome::Rehome;
 use crate::rehome_policy::RehomeWhy;
 use crate::sizing::Resize;
+use crate::task::TaskId;
 use crate::world::{Confine, Replug, UnplugStep};
 use vnuma_model::{ApicId, GuestNodeId, HostNodeId, RequestId, Steal, VmId};
 
@@ -107,8 +108,8 @@ pub enum Action {
     WatchHotness(Reason),
     /// Move memory of a VM to another node. It has its reason with it.
     MoveMemory(MoveMemory),
-    /// End the move of a VM's memory that is under way.
-    StopMemory(Reason),
+    /// End this move of a VM's memory.
+    StopMemory(TaskId, Reason),
     /// Plug a topology channel.
     Attach(Reason),
     /// Ask the guest to let go of its channel's device.

@@ -19,6 +19,7 @@
 //! | nothing goes up and down | it shrinks below one bound of what is free, and grows above a higher one, to that bound |
 //! | what a guest does not do is not asked for ever | it rests for a minute, and each time twice as long, up to an hour |
 
+use crate::task::TaskId;
 use vnuma_model::{GuestNodeId, MemoryDevice};
 
 /// A guest that has plugged or unplugged nothing for so long does no more.
@@ -188,8 +189,8 @@ pub struct Resize {
     /// What was not done, and why.
     pub problem: Option<String>,
     phase: ResizePhase,
-    /// Answers that QEMU owes.
-    unanswered: usize,
+    /// What QEMU was asked under these ids, and has not answered.
+    unanswered: Vec<TaskId>,
     /// What the guest had when that changed last, and when that was.
     last: (u64, u64),
 }
@@ -198,7 +199,7 @@ impl Resize {
     /// One that begins.
     pub fn new(guest_node: GuestNodeId, before: u64, bytes: u64, by: SizedBy, now_ns: u64) -> Self {
         let (phase, last) = (ResizePhase::Wanted, (before, now_ns));
-        Self { guest_node, before, bytes, by, problem: None, phase, unanswered: 0, last }
+        Self { guest_node, before, bytes, by, problem: None, phase, unanswered: Vec::new(), last }
     }
 
     /// How far it is.
@@ -211,16 +212,31 @@ impl Resize {
         matches!(self.phase, ResizePhase::Wanted | ResizePhase::Asked | ResizePhase::Waiting)
     }
 
+    /// QEMU is asked for something of it.
+    pub fn asked(&mut self, task: TaskId) {
+        self.unanswered.push(task);
+    }
+
+    /// Has QEMU yet to answer that?
+    pub fn waits_for(&self, task: TaskId) -> bool {
+        self.unanswered.contains(&task)
+    }
+
     /// QEMU has answered, or refused.
-    pub fn answered(&mut self, outcome: Result<(), String>) {
-        if self.phase != ResizePhase::Asked {
-            return;
-        }
-        self.unanswered = self.unanswered.saturating_sub(1);
+    pub fn answered(&mut self, task: TaskId, outcome: Result<(), String>) {
+        self.unanswered.retain(|known| *known != task);
         match outcome {
-            Ok(()) if self.unanswered == 0 => self.phase = ResizePhase::Waiting,
+            _ if self.phase != ResizePhase::Asked => {}
+            Ok(()) if self.unanswered.is_empty() => self.phase = ResizePhase::Waiting,
             Ok(()) => {}
             Err(problem) => (self.phase, self.problem) = (ResizePhase::Failed, Some(problem)),
+        }
+    }
+
+    /// QEMU will not answer. What the guest does shows whether it was reached.
+    pub fn connection_lost(&mut self) {
+        if !std::mem::take(&mut self.unanswered).is_empty() && self.phase == ResizePhase::Asked {
+            self.phase = ResizePhase::Waiting;
         }
     }
 
@@ -238,7 +254,6 @@ impl Resize {
         let (plugged, requested) = sums(devices);
         if self.phase == ResizePhase::Wanted {
             let requests = spread(devices, self.bytes);
-            self.unanswered = requests.len();
             self.phase = if requests.is_empty() { ResizePhase::Waiting } else { ResizePhase::Asked };
             self.last = (plugged, now_ns);
             return requests;

@@ -2,15 +2,35 @@
 
 use proptest::prelude::*;
 use vnuma_model::{MigrationProgress, MigrationStatus as Stage};
-use vnuma_policy::migration::{Migration, MigrationEvent as E, Order, Phase};
+use vnuma_policy::{
+    migration::{Migration, MigrationEvent as E, Order, Phase, Told},
+    world::TaskId,
+};
 
 const SECOND_NS: u64 = 1_000_000_000;
 /// No migration of these tests is under way for longer without an answer of QEMU's.
 const LONG_NS: u64 = 3600 * SECOND_NS;
+const STARTING: Phase = Phase::Starting(false);
+const SENDING: Phase = Phase::Sending(Told::Nothing);
+const TASK: TaskId = TaskId { vm: 1, number: 1 };
 
 fn looked(status: Stage, passes: u64, problem: Option<&str>) -> E {
     let problem = problem.map(str::to_owned);
     E::Looked(MigrationProgress { status, passes, problem, ..MigrationProgress::default() })
+}
+
+/// The phase, without what belongs to it.
+fn plain(migration: &Migration) -> Phase {
+    match migration.phase() {
+        Phase::Starting(_) => STARTING,
+        Phase::Sending(_) => SENDING,
+        phase => phase,
+    }
+}
+
+/// What is due by now.
+fn due(migration: &Migration, now_ns: u64) -> Option<Order> {
+    migration.due(true, now_ns).filter(|(_, due_ns)| *due_ns <= now_ns).map(|(order, _)| order)
 }
 
 /// A migration, what it wanted, and what is true of the VM.
@@ -58,14 +78,14 @@ impl Run {
     }
 
     fn advance(&mut self) {
-        while self.migration.due(true, self.now_ns) == Some(Order::GiveUp) {
-            self.migration.ordered(Order::GiveUp, self.now_ns);
+        while due(&self.migration, self.now_ns) == Some(Order::GiveUp) {
+            self.migration.ordered(TASK, Order::GiveUp, self.now_ns);
         }
         self.note();
-        if let Some(order) = self.migration.due(true, self.now_ns) {
+        if let Some(order) = due(&self.migration, self.now_ns) {
             assert_eq!(self.asked, None, "{order:?} while that is not answered");
             assert!(!self.migration.phase().is_over());
-            self.migration.ordered(order, self.now_ns);
+            self.migration.ordered(TASK, order, self.now_ns);
             assert!(order != Order::Begin || !self.plugged, "it begins with its device");
             self.orders.push(order);
             self.asked = Some(order);
@@ -74,14 +94,14 @@ impl Run {
     }
 
     fn note(&mut self) {
-        if self.phases.last() != Some(&self.migration.phase()) {
-            self.phases.push(self.migration.phase());
+        if self.phases.last() != Some(&plain(&self.migration)) {
+            self.phases.push(plain(&self.migration));
         }
     }
 
     /// Time passes until something is due.
     fn pass(&mut self) {
-        let due_ns = self.migration.deadline_ns(true).unwrap_or(self.now_ns + SECOND_NS);
+        let due_ns = self.migration.due(true, 0).map_or(self.now_ns + SECOND_NS, |(_, due_ns)| due_ns);
         self.now_ns = self.now_ns.max(due_ns) + 1;
         self.advance();
     }
@@ -114,7 +134,7 @@ fn the_way_there() {
     run.pass();
     run.answer(Stage::Completed, 2);
     assert_eq!(run.orders[..4], [Order::Mark, Order::Detach, Order::Begin, Order::Look]);
-    let phases = [Phase::Marking, Phase::Detaching, Phase::Starting, Phase::Sending, Phase::Done];
+    let phases = [Phase::Marking, Phase::Detaching, STARTING, SENDING, Phase::Done];
     assert_eq!(run.phases, phases);
     assert_eq!((run.migration.problem.as_ref(), run.migration.progress.passes), (None, 2));
 }
@@ -191,7 +211,7 @@ fn a_vm_that_cannot_be_attached_again_is_said_to_be_detached() {
 #[test]
 fn when_it_is_not_known_whether_it_has_begun_it_is_asked_and_not_begun_again() {
     let ends = [
-        (Stage::Active, Phase::Sending),
+        (Stage::Active, SENDING),
         (Stage::PostCopy, Phase::PostCopy),
         // What ended before this one: another migration, or the one that it came by.
         (Stage::Completed, Phase::Returning),
@@ -211,7 +231,7 @@ fn when_it_is_not_known_whether_it_has_begun_it_is_asked_and_not_begun_again() {
             assert_eq!(run.migration.problem.as_deref(), Some("silence"));
             run.pass();
             run.answer(stage, 1);
-            assert_eq!(run.migration.phase(), phase, "{stage:?}");
+            assert_eq!(plain(&run.migration), phase, "{stage:?}");
             assert_eq!(run.orders.iter().filter(|order| **order == Order::Begin).count(), 1);
         }
     }
@@ -312,6 +332,15 @@ fn refused_cancel(then: Stage) -> Run {
         }
     }
     run
+}
+
+#[test]
+fn it_waits_for_the_answer_to_what_it_has_asked_last() {
+    let mut run = run(false, true);
+    let other = TaskId { number: 2, ..TASK };
+    assert!(run.migration.waits_for(TASK) && !run.migration.waits_for(other));
+    run.on(E::ConnectionLost);
+    assert!(!run.migration.waits_for(TASK));
 }
 
 /// libvirt has no job to end yet, say, or does not answer.
@@ -452,8 +481,8 @@ proptest! {
                 busy += usize::from(matches!(event, E::Busy(_)));
                 migration.on(event, now_ns);
             }
-            while let Some(order) = migration.due(true, now_ns) {
-                migration.ordered(order, now_ns);
+            while let Some(order) = due(&migration, now_ns) {
+                migration.ordered(TASK, order, now_ns);
                 begun += usize::from(order == Order::Begin);
             }
         }

@@ -2,9 +2,12 @@
 
 use proptest::prelude::*;
 use vnuma_model::{MemoryBacking, MemoryDevice};
-use vnuma_policy::sizing::{
-    PATIENCE_NS, Resize, ResizePhase, SizeBounds, SizeInput, SizeSettings, SizedBy, decide_size, most,
-    spread, sums,
+use vnuma_policy::{
+    sizing::{
+        PATIENCE_NS, Resize, ResizePhase, SizeBounds, SizeInput, SizeSettings, SizedBy, decide_size, most,
+        spread, sums,
+    },
+    world::TaskId,
 };
 
 const MIB: u64 = 1 << 20;
@@ -97,12 +100,16 @@ fn devices_grow_from_the_first_and_shrink_from_the_last() {
     assert_eq!(spread(&[&silent, &b], 200 * MIB), [("b".to_owned(), 100 * MIB)]);
 }
 
+/// The first things that QEMU is asked.
+const TASKS: [TaskId; 2] = [TaskId { vm: 1, number: 1 }, TaskId { vm: 1, number: 2 }];
+
 /// Of a resize to 256 MiB, asked and answered.
 fn waiting(device: &MemoryDevice) -> Resize {
     let mut resize = Resize::new(0, device.plugged_bytes, 256 * MIB, SizedBy::Operator, 0);
     assert_eq!(resize.next(&[device], 0), [("a".to_owned(), 256 * MIB)]);
+    resize.asked(TASKS[0]);
     assert_eq!((resize.phase(), resize.next(&[device], 1)), (ResizePhase::Asked, Vec::new()));
-    resize.answered(Ok(()));
+    resize.answered(TASKS[0], Ok(()));
     assert_eq!(resize.phase(), ResizePhase::Waiting);
     resize
 }
@@ -147,11 +154,13 @@ fn qemu_may_refuse_and_what_comes_late_changes_nothing() {
     let (a, b) = (device("a", 0, 128), device("b", 0, 512));
     let mut resize = Resize::new(0, 0, 256 * MIB, SizedBy::Policy, 0);
     assert_eq!(resize.next(&[&a, &b], 0).len(), 2);
-    resize.answered(Ok(()));
+    TASKS.into_iter().for_each(|task| resize.asked(task));
+    resize.answered(TASKS[0], Ok(()));
     assert_eq!(resize.phase(), ResizePhase::Asked, "one answer is missing");
-    resize.answered(Err("no".into()));
+    assert_eq!(TASKS.map(|task| resize.waits_for(task)), [false, true]);
+    resize.answered(TASKS[1], Err("no".into()));
     assert_eq!((resize.phase(), resize.problem.as_deref()), (ResizePhase::Failed, Some("no")));
-    resize.answered(Ok(()));
+    resize.answered(TASKS[1], Ok(()));
     assert_eq!(resize.phase(), ResizePhase::Failed);
 }
 

@@ -2,7 +2,7 @@
 
 use super::{Checker, VmView};
 use std::collections::{BTreeMap, BTreeSet};
-use vnuma_daemon::core::event::{Report, Request};
+use vnuma_daemon::core::event::{Outcome, Report, Request};
 use vnuma_hypervisor::VmError;
 use vnuma_model::{ApicId, HostNodeId, MigrationStatus};
 use vnuma_policy::world::{ConnectionId, VmId};
@@ -105,16 +105,18 @@ impl Checker {
 
     /// What a report says of a migration.
     pub(super) fn migration_reported(&mut self, connection: ConnectionId, vm: VmId, report: &Report) {
-        if let (Report::Migration(_) | Report::MigrationBegun(_), Some(known)) =
-            (report, self.connections.get_mut(&connection))
-        {
+        let Report::Outcome(_, outcome @ (Outcome::Migration(_) | Outcome::MigrationBegun(_))) = report
+        else {
+            return;
+        };
+        if let Some(known) = self.connections.get_mut(&connection) {
             known.asked_of_migration = false;
         }
-        let over = match report {
-            Report::Migration(Ok(migration)) => {
+        let over = match outcome {
+            Outcome::Migration(Ok(migration)) => {
                 !matches!(migration.status, MigrationStatus::Active | MigrationStatus::PostCopy)
             }
-            Report::MigrationBegun(Err(error)) => {
+            Outcome::MigrationBegun(Err(error)) => {
                 let not_told = match error {
                     VmError::Silent { .. } => true,
                     VmError::Timeout { command, .. } => command != "migrate",

@@ -46,7 +46,7 @@ impl Checker {
             Command::Move { task, pid, vcpu, tid, node, cpus } => {
                 self.moving(*task, (*pid, *tid), *vcpu, *node, cpus);
             }
-            Command::Confine { task, pid, masks } => {
+            Command::Confine(task, pid, masks) => {
                 masks.iter().for_each(|order| self.confining_one(*task, *pid, order));
             }
             Command::ForgetMask(_, tid) => {
@@ -54,7 +54,7 @@ impl Checker {
                     self.assign(vm, vcpu, None);
                 }
             }
-            Command::Follow { task, pid, vcpus, cpus } => {
+            Command::Follow(task, pid, vcpus, cpus) => {
                 self.following(task.vm, *pid, vcpus, cpus.as_ref());
             }
             // The VM is taken for a new one: what was begun before is of no account.

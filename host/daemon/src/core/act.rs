@@ -31,17 +31,18 @@ impl Core {
     }
 
     fn carry_out(&mut self, id: VmId, action: Action) {
+        let task = self.world.next_task(id);
         match action {
-            Action::Publish(generation, reason) => self.publish(id, generation, reason),
-            Action::Move(wanted, _) => self.begin_move(id, wanted),
-            Action::Replug(replug, reason) => self.begin_replug(id, replug, reason),
-            Action::Unplug(UnplugStep::Ask, _) => self.ask_to_unplug(id),
+            Action::Publish(generation, reason) => self.publish(task, generation, reason),
+            Action::Move(wanted, _) => self.begin_move(task, wanted),
+            Action::Replug(replug, reason) => self.begin_replug(task, replug, reason),
+            Action::Unplug(UnplugStep::Ask, why) => self.ask_to_unplug(task, why),
             Action::Unplug(UnplugStep::GiveUp, _) => self.give_up_unplug(id),
             Action::Confine(confine) => self.begin_confines(vec![(id, confine)]),
-            Action::PlaceAgain(_) => self.place_again(id),
-            Action::Follow => self.begin_follow(id),
+            Action::PlaceAgain(_) => self.place_again(task),
+            Action::Follow => self.begin_follow(task),
             Action::Rank(ranks, _) => self.rank(id, ranks),
-            Action::RestoreMasks(pid, _) => self.restore_masks(id, pid),
+            Action::RestoreMasks(pid, _) => self.restore_masks(task, pid),
             Action::SettlePins(_) => self.commands.push(Command::SettlePins(id)),
             Action::ObserveMemory(_) => self.begin_observation(id),
             Action::WatchHotness(_) => self.begin_hotness(id),
@@ -49,23 +50,23 @@ impl Core {
             Action::RehomeNode(wish) => self.describe_first(id, Then::Rehome(wish, None)),
             Action::Rehome(rehome, _) => self.take_rehome_on(id, rehome),
             Action::SizeNode(resize) => self.take_resize_on(id, &resize),
-            Action::StopMemory(_) => self.commands.push(Command::StopMemory(id)),
-            Action::Attach(reason) => self.begin_attach(id, reason),
-            Action::Recover(_) => self.ask_with_epoch(id, Ask::Recover),
-            Action::Detach(Reason::CameAlong) => {
+            Action::StopMemory(begun, _) => self.commands.push(Command::StopMemory(begun)),
+            Action::Attach(reason) => self.begin_attach(task, reason),
+            Action::Recover(why) => self.plug_anew(task, why, Ask::Recover),
+            Action::Detach(why @ Reason::CameAlong) => {
                 self.is_to_be_unplugged(id);
-                self.ask_to_unplug(id);
+                self.ask_to_unplug(task, why);
             }
-            Action::Detach(_) => self.ask_if_connected(id, Ask::Detach),
-            Action::Mark(marked, _) => self.mark(id, marked),
-            Action::Migrate(order, _) => self.migrate(id, order),
-            Action::Resize(node, device, bytes, _) => self.resize(id, node, device, bytes),
+            Action::Detach(why) => self.plug(task, why, Ask::Detach),
+            Action::Mark(marked, _) => self.mark(task, marked),
+            Action::Migrate(order, _) => self.migrate(task, order),
+            Action::Resize(node, device, bytes, _) => self.resize(task, node, Ask::Resize(device, bytes)),
         }
     }
 
-    fn publish(&mut self, id: VmId, generation: u64, reason: PublishReason) {
-        let (now_ns, policy, task) = (self.now_ns, self.policies.settle, self.world.next_task(id));
-        let known = self.world.vm_mut(id).filter(|(_, vm)| vm.channel.generation().is_some());
+    fn publish(&mut self, task: TaskId, generation: u64, reason: PublishReason) {
+        let (now_ns, policy) = (self.now_ns, self.policies.settle);
+        let known = self.world.vm_mut(task.vm).filter(|(_, vm)| vm.channel.generation().is_some());
         let Some((_, vm)) = known else { return };
         vm.publication.begin(task, ());
         let publication = vm.placement.publish(&policy, generation, now_ns);
@@ -77,8 +78,8 @@ impl Core {
         self.announce(api::Event::Published { vm: name, generation, time_ns: now_ns, changed_ns });
     }
 
-    fn begin_move(&mut self, id: VmId, wanted: Move) {
-        let task = self.world.next_task(id);
+    fn begin_move(&mut self, task: TaskId, wanted: Move) {
+        let id = task.vm;
         let Some((host, vm)) = self.world.vm_mut(id) else { return };
         let found = vm.description.vcpus.iter().find(|vcpu| vcpu.apic_id == wanted.vcpu);
         let (Some(found), Some(node)) = (found, host.node(wanted.node)) else {
@@ -104,19 +105,18 @@ impl Core {
     }
 
     /// A VM that is gone does not wait for it.
-    fn restore_masks(&mut self, id: VmId, pid: i32) {
-        let task = self.world.next_task(id);
-        if let Some((_, vm)) = self.world.vm_mut(id).filter(|(_, vm)| vm.description.pid == pid) {
+    fn restore_masks(&mut self, task: TaskId, pid: i32) {
+        if let Some((_, vm)) = self.world.vm_mut(task.vm).filter(|(_, vm)| vm.description.pid == pid) {
             vm.scheduling.restore.begin(task, ());
         }
         self.commands.push(Command::RestoreMasks(task, pid));
     }
 
-    fn begin_replug(&mut self, id: VmId, replug: Replug, reason: Reason) {
-        let Some(managed) = self.world.get_mut(id) else { return };
-        let (Some(connection), Some(vm)) = (managed.responsive(), &mut managed.vm) else { return };
-        let Some(state) = vm.channel.next(ChannelEvent::ReplugStarted(replug)) else { return };
-        (vm.channel, vm.replug_wanted) = (state, None);
+    fn begin_replug(&mut self, task: TaskId, replug: Replug, reason: Reason) {
+        let answers = self.world.get(task.vm).is_some_and(|managed| managed.responsive().is_some());
+        let vm = self.world.vm_mut(task.vm).filter(|(_, vm)| answers && vm.is_free());
+        let Some((_, vm)) = vm else { return };
+        vm.replug.begin(task, replug);
         let name = vm.name().to_owned();
         if reason == Reason::Astray {
             let Replug { vcpu, node } = replug;
@@ -124,11 +124,12 @@ impl Core {
                 format!("{name}: vCPU {vcpu} is replugged to guest node {node}: its guest has no channel");
             self.log(Level::Info, line);
         }
-        self.commands.push(Command::Ask(connection, Ask::Replug(replug.vcpu, replug.node)));
+        self.ask(task, Ask::Replug(replug.vcpu, replug.node));
     }
 
     /// What an operator wants was checked when it was asked for.
-    fn begin_attach(&mut self, id: VmId, reason: Reason) {
+    fn begin_attach(&mut self, task: TaskId, reason: Reason) {
+        let id = task.vm;
         if reason == Reason::Marked {
             if let Some(Err(refusal)) = self.vm(id).map(check_publishable) {
                 return self.attach_marked_failed(id, refusal.to_string());
@@ -137,49 +138,65 @@ impl Core {
                 return;
             }
         }
-        self.ask_with_epoch(id, Ask::Attach);
-    }
-
-    fn mark(&mut self, id: VmId, marked: bool) {
-        if let Some((_, vm)) = self.world.vm_mut(id) {
-            vm.unmarking = !marked;
-        }
-        self.ask_if_connected(id, Ask::Mark(marked));
+        self.plug_anew(task, reason, Ask::Attach);
     }
 
     /// Each channel has an epoch of its own.
-    fn ask_with_epoch(&mut self, id: VmId, ask: fn(u32) -> Ask) {
+    fn plug_anew(&mut self, task: TaskId, why: Reason, ask: fn(u32) -> Ask) {
         let epoch = self.registry.fresh_epoch();
-        self.ask_if_connected(id, ask(epoch));
+        self.plug(task, why, ask(epoch));
     }
 
-    fn migrate(&mut self, id: VmId, order: Order) {
-        let connection = self.world.get(id).and_then(|managed| managed.responsive());
-        let (now_ns, mut to) = (self.now_ns, None);
-        self.change_migration(id, |migration| {
-            migration.ordered(order, now_ns);
-            to = Some((migration.destination.clone(), migration.post_copy));
-        });
-        match (order, connection, to) {
-            (Order::Begin, Some(connection), Some((destination, post_copy))) => {
-                self.commands.push(Command::Migrate(connection, destination, post_copy));
-            }
-            (Order::Mark, ..) => self.mark(id, true),
-            (Order::Detach, ..) => match self.channel_event(id, ChannelEvent::DetachRequested) {
-                Some(_) => self.ask_if_connected(id, Ask::Detach),
-                None => self.cannot_release(id),
-            },
-            (Order::Look, ..) => self.ask_if_connected(id, Ask::LookAtMigration),
-            (Order::Switch, ..) => self.ask_if_connected(id, Ask::SwitchMigration),
-            (Order::Cancel, ..) => self.ask_if_connected(id, Ask::CancelMigration),
-            (Order::Begin | Order::GiveUp, ..) => {}
+    /// Asks the hypervisor of a VM. False if there is no connection to it.
+    fn ask(&mut self, task: TaskId, ask: Ask) -> bool {
+        let connection = self.world.get(task.vm).and_then(|managed| managed.link.connection());
+        self.commands.extend(connection.map(|connection| Command::Ask(task, connection, ask)));
+        connection.is_some()
+    }
+
+    /// Asks for what the state of the channel is to lead to.
+    fn plug(&mut self, task: TaskId, why: Reason, ask: Ask) {
+        let asked = self.ask(task, ask);
+        let vm = self.world.vm_mut(task.vm).filter(|_| asked);
+        vm.into_iter().for_each(|(_, vm)| vm.plug.begin(task, why));
+    }
+
+    fn mark(&mut self, task: TaskId, marked: bool) {
+        let asked = self.ask(task, Ask::Mark(marked));
+        if let Some((_, vm)) = self.world.vm_mut(task.vm).filter(|_| asked) {
+            // What it was asked before is done before.
+            vm.marked = vm.mark.begun().copied().unwrap_or(vm.marked);
+            vm.mark.begin(task, marked);
+            vm.mark.last = None;
         }
     }
 
-    fn resize(&mut self, id: VmId, node: GuestNodeId, device: String, bytes: u64) {
-        match self.world.get(id).and_then(|managed| managed.link.connection()) {
-            Some(connection) => self.commands.push(Command::Resize(connection, node, device, bytes)),
-            None => self.failed_to_resize(id, node, "its hypervisor is not connected".to_owned()),
+    fn migrate(&mut self, task: TaskId, order: Order) {
+        let (now_ns, mut begin) = (self.now_ns, None);
+        self.change_migration(task.vm, |migration| {
+            migration.ordered(task, order, now_ns);
+            begin = Some(Ask::Migrate(migration.destination.clone(), migration.post_copy));
+        });
+        let ask = match order {
+            Order::Mark => return self.mark(task, true),
+            Order::Detach => match self.channel_event(task.vm, ChannelEvent::DetachRequested) {
+                Some(_) => return self.plug(task, Reason::Migrates, Ask::Detach),
+                None => return self.cannot_release(task.vm),
+            },
+            Order::GiveUp => None,
+            Order::Begin => begin,
+            Order::Look => Some(Ask::LookAtMigration),
+            Order::Switch => Some(Ask::SwitchMigration),
+            Order::Cancel => Some(Ask::CancelMigration),
+        };
+        ask.map(|ask| self.ask(task, ask));
+    }
+
+    fn resize(&mut self, task: TaskId, node: GuestNodeId, ask: Ask) {
+        let sizing = self.world.vm_mut(task.vm).and_then(|(_, vm)| vm.homing.sizes.get_mut(&node));
+        sizing.and_then(|sizing| sizing.resize.as_mut()).into_iter().for_each(|resize| resize.asked(task));
+        if !self.ask(task, ask) {
+            self.resize_answered(task, Err("its hypervisor is not connected".to_owned()));
         }
     }
 
@@ -189,9 +206,8 @@ impl Core {
     }
 
     /// Gives scx_vnuma the places that are set by affinities, once more.
-    fn place_again(&mut self, id: VmId) {
-        let task = self.world.next_task(id);
-        let Some((_, vm)) = self.world.vm_mut(id) else { return };
+    fn place_again(&mut self, task: TaskId) {
+        let Some((_, vm)) = self.world.vm_mut(task.vm) else { return };
         let mut masks = Vec::new();
         for vcpu in &vm.description.vcpus {
             let Some(mask) = vm.scheduling.masks.get_mut(&vcpu.apic_id) else { continue };
@@ -211,14 +227,14 @@ impl Core {
         }
         if !masks.is_empty() {
             let pid = vm.description.pid;
-            self.commands.push(Command::Confine { task, pid, masks });
+            self.commands.push(Command::Confine(task, pid, masks));
         }
     }
 
     /// Has them kept where their vCPUs are now. Also if nothing has changed: threads may be new.
-    fn begin_follow(&mut self, id: VmId) {
-        let (cpus, task) = (self.world.cpus_of_others(id), self.world.next_task(id));
-        let Some((_, vm)) = self.world.vm_mut(id) else { return };
+    fn begin_follow(&mut self, task: TaskId) {
+        let cpus = self.world.cpus_of_others(task.vm);
+        let Some((_, vm)) = self.world.vm_mut(task.vm) else { return };
         let others = &mut vm.scheduling.others;
         others.follow.wanted = None;
         if cpus.is_none() && !others.in_use() {
@@ -226,7 +242,7 @@ impl Core {
         }
         others.follow.begin(task, cpus.clone());
         let (pid, vcpus) = (vm.description.pid, vm.description.vcpus.iter().map(|vcpu| vcpu.tid).collect());
-        self.commands.push(Command::Follow { task, pid, vcpus, cpus });
+        self.commands.push(Command::Follow(task, pid, vcpus, cpus));
     }
 
     /// Has a VM's memory looked at.
@@ -238,14 +254,14 @@ impl Core {
                            their own, or several of one size that an old hypervisor does not tell apart";
             return self.memory_observed(task, Err(problem.to_owned()));
         }
-        self.commands.push(Command::ObserveMemory { task, pid, areas });
+        self.commands.push(Command::ObserveMemory(task, pid, areas));
     }
 
     /// Has it watched how hot a VM's memory is.
     fn begin_hotness(&mut self, id: VmId) {
         let Some((task, areas)) = self.world.hotness_begun(id) else { return };
         let Some(pid) = self.vm(id).map(|vm| vm.description.pid) else { return };
-        self.commands.push(Command::WatchHotness { task, pid, areas });
+        self.commands.push(Command::WatchHotness(task, pid, areas));
     }
 
     /// Has memory moved. It takes a while; others are not kept waiting.
@@ -254,14 +270,14 @@ impl Core {
         let Some((task, begun)) = self.world.memory_begun(id, order.clone(), now_ns) else { return };
         let Some(vm) = self.vm(id) else { return };
         let (name, pid) = (vm.name().to_owned(), vm.description.pid);
-        self.commands.push(Command::MoveMemory { task, pid, order });
+        self.commands.push(Command::MoveMemory(task, pid, order));
         self.tell_memory(name, &begun);
     }
 
     /// The guest is asked for its channel's device.
-    fn ask_to_unplug(&mut self, id: VmId) {
-        if self.channel_event(id, ChannelEvent::DetachRequested).is_some() {
-            self.ask_if_connected(id, Ask::Detach);
+    fn ask_to_unplug(&mut self, task: TaskId, why: Reason) {
+        if self.channel_event(task.vm, ChannelEvent::DetachRequested).is_some() {
+            self.plug(task, why, Ask::Detach);
         }
     }
 
@@ -291,7 +307,7 @@ impl Core {
             masks.push(MaskOrder { vcpu: step.vcpu, tid, expected, operator, cpus });
         }
         for (task, pid, masks) in orders.into_values() {
-            self.commands.push(Command::Confine { task, pid, masks });
+            self.commands.push(Command::Confine(task, pid, masks));
         }
     }
 }

@@ -10,9 +10,9 @@ use super::{
 use vnuma_api as api;
 use vnuma_hypervisor::VmError;
 use vnuma_policy::world::{
-    ChannelEvent, ChannelState, DriverStatus, ReplugEnd, Task, TaskId, Unplug, Vm, VmId,
+    ChannelEvent, ChannelState, DriverStatus, Replug, ReplugEnd, Task, TaskId, Unplug, Vm, VmId,
 };
-use vnuma_policy::{Action, Reason, migration::MigrationEvent};
+use vnuma_policy::{Reason, migration::MigrationEvent};
 
 impl Core {
     /// Takes a channel to its next state. `None`: the event means nothing in the present one.
@@ -23,6 +23,9 @@ impl Core {
         vm.channel = before.next(event)?;
         if !vm.channel.is_plugged() {
             (vm.unplug, vm.came_along) = (None, false);
+        }
+        if vm.channel == ChannelState::Detached {
+            vm.plug.give_up();
         }
         let (served, serves) = (before.generation().is_some(), vm.channel.generation().is_some());
         if serves && !served {
@@ -61,9 +64,6 @@ impl Core {
 
     /// The channel was plugged, or could not be.
     pub(super) fn attached(&mut self, id: VmId, outcome: Result<u64, Refusal>) {
-        if self.vm(id).is_none_or(|vm| vm.channel != ChannelState::Attaching) {
-            return;
-        }
         let refusal = match outcome {
             Ok(first) => {
                 self.channel_event(id, ChannelEvent::Attached(first));
@@ -195,26 +195,28 @@ impl Core {
             return;
         }
         match self.vm(id).map(|vm| vm.channel) {
-            Some(ChannelState::Recovering) => self.recover(id),
+            // It is the channel of a vnumad that has ended.
+            Some(ChannelState::Recovering) => match self.vm(id).map_or(Ok(()), check_publishable) {
+                Ok(()) => self.want_plugged(id, Reason::LeftBehind),
+                Err(refusal) => self.recovered(id, Err(refusal)),
+            },
             Some(ChannelState::LostDetaching) => {
                 let name = self.name_of(id);
                 let line = "the hypervisor has carried out an attach that had timed out; it is undone";
                 self.log(Level::Info, format!("{name}: {line}"));
                 self.is_to_be_unplugged(id);
                 // It reports that the device is gone, now or when the guest lets go.
-                self.world.add_step(id, Action::Detach(Reason::TimedOut));
+                self.want_plugged(id, Reason::TimedOut);
             }
             _ => {}
         }
     }
 
-    /// Takes over the channel of a vnumad that has ended.
-    fn recover(&mut self, id: VmId) {
-        let Some(vm) = self.vm(id) else { return };
-        if let Err(refusal) = check_publishable(vm) {
-            return self.recovered(id, Err(refusal));
+    /// The hypervisor is to be asked for what the state of the channel is to lead to.
+    pub(super) fn want_plugged(&mut self, id: VmId, why: Reason) {
+        if let Some((_, vm)) = self.world.vm_mut(id) {
+            vm.plug.wanted = Some(why);
         }
-        self.world.add_step(id, Action::Recover(Reason::LeftBehind));
     }
 
     /// The channel of an earlier vnumad was taken over, or could not be.
@@ -276,13 +278,11 @@ impl Core {
     }
 
     /// A replug has ended. If it succeeded the vCPU has another slot, and with it another APIC id.
-    pub(super) fn replugged(&mut self, id: VmId, outcome: Result<Replugged, VmError>) {
+    pub(super) fn replugged(&mut self, id: VmId, replug: Replug, outcome: Result<Replugged, VmError>) {
         let now_ns = self.now_ns;
         let Some((_, vm)) = self.world.vm_mut(id) else { return };
-        let ChannelState::Replugging(replug) = vm.channel else { return };
-        vm.replugged = Some((end_of(&outcome), now_ns));
+        vm.replug.last = Some((end_of(&outcome), now_ns));
         let (name, vcpu, guest_node) = (vm.name().to_owned(), replug.vcpu, replug.node);
-        self.channel_event(id, ChannelEvent::ReplugEnded);
         let new_vcpu = match outcome {
             Ok(Replugged { plugged, description, location }) => {
                 self.described(id, description);

@@ -139,22 +139,10 @@ pub enum Report {
     Ended,
     /// The VM was described again.
     Described(VmDescription),
-    /// The channel was plugged, with its first generation; or plugging failed.
-    Attached(Result<u64, Refusal>),
-    /// The channel was unplugged, or unplugging failed.
-    Detached(Result<(), VmError>),
-    /// A vCPU was replugged, or the replug failed.
-    Replugged(Result<Replugged, VmError>),
-    /// The channel of an earlier vnumad was taken over, with its next generation; or that failed.
-    Recovered(Result<u64, Refusal>),
-    /// It is marked to be attached as soon as it runs, or not; or that could not be changed.
-    Marked(Result<bool, VmError>),
-    /// A migration has begun, or was refused.
-    MigrationBegun(Result<(), VmError>),
-    /// QEMU has offered this guest node memory, or wants some back; or it has refused.
-    Resized(GuestNodeId, Result<(), VmError>),
-    /// How far a migration is.
-    Migration(Result<MigrationProgress, VmError>),
+    /// What was asked under this id has ended. It is reported once, unless the connection is lost before.
+    Outcome(TaskId, Outcome),
+    /// It is marked to be attached as soon as it runs, as was found when it greeted.
+    FoundMarked,
     /// The VM is at another host.
     Left,
     /// The channel's device is plugged, which need not have been asked for by this process.
@@ -163,6 +151,27 @@ pub enum Report {
     Released,
     /// The guest boots again.
     Rebooted,
+}
+
+/// What has come of an [`Ask`].
+#[derive(Debug)]
+pub enum Outcome {
+    /// The channel was plugged, with its first generation; or plugging failed.
+    Attached(Result<u64, Refusal>),
+    /// The channel was unplugged, or unplugging failed.
+    Detached(Result<(), VmError>),
+    /// A vCPU was replugged, or the replug failed.
+    Replugged(Result<Replugged, VmError>),
+    /// The channel of an earlier vnumad was taken over, with its next generation; or that failed.
+    Recovered(Result<u64, Refusal>),
+    /// It is marked, or not, as was asked for; or that could not be changed.
+    Marked(Result<(), VmError>),
+    /// A migration has begun, or was refused.
+    MigrationBegun(Result<(), VmError>),
+    /// How far a migration is.
+    Migration(Result<MigrationProgress, VmError>),
+    /// QEMU has offered a guest node memory, or wants some back; or it has refused.
+    Resized(Result<(), VmError>),
 }
 
 /// A vCPU that was replugged.
@@ -230,29 +239,47 @@ pub struct MaskOrder {
     pub cpus: Option<CpuSet>,
 }
 
-/// What is asked of a hypervisor. [`Report`]s answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What is asked of a hypervisor. An [`Outcome`] follows.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ask {
-    /// Describe the VM again.
-    Describe,
-    /// Probe whether it still answers.
-    Probe,
     /// Plug a channel whose generations have this epoch.
     Attach(u32),
     /// Unplug the channel.
     Detach,
     /// Move a vCPU to a spare slot of a guest node.
-    Replug(ApicId, u32),
+    Replug(ApicId, GuestNodeId),
     /// Take over the channel of an earlier vnumad, for generations of this epoch.
     Recover(u32),
     /// Mark the VM to be attached as soon as it runs, or take the mark away.
     Mark(bool),
+    /// Begin to migrate: where to, and whether with post-copy.
+    Migrate(String, bool),
     /// Say how far the last migration is.
     LookAtMigration,
     /// Have the guest go on at the destination of its migration, and say how far that is.
     SwitchMigration,
     /// Give the migration up, and say how far it is.
     CancelMigration,
+    /// Have a memory device, by its id, offer its guest so many bytes.
+    Resize(String, u64),
+}
+
+impl Ask {
+    /// Its outcome if it has failed.
+    pub fn failed(&self, error: VmError) -> Outcome {
+        match self {
+            Self::Attach(_) => Outcome::Attached(Err(error.into())),
+            Self::Detach => Outcome::Detached(Err(error)),
+            Self::Replug(..) => Outcome::Replugged(Err(error)),
+            Self::Recover(_) => Outcome::Recovered(Err(error.into())),
+            Self::Mark(_) => Outcome::Marked(Err(error)),
+            Self::Migrate(..) => Outcome::MigrationBegun(Err(error)),
+            Self::Resize(..) => Outcome::Resized(Err(error)),
+            Self::LookAtMigration | Self::SwitchMigration | Self::CancelMigration => {
+                Outcome::Migration(Err(error))
+            }
+        }
+    }
 }
 
 /// How urgent a line of the log is.
@@ -273,12 +300,12 @@ pub enum Command {
     Connect(VmId, ConnectionId, VmHandle),
     /// Close a connection; its later reports are ignored.
     Disconnect(ConnectionId),
-    /// Ask a hypervisor.
-    Ask(ConnectionId, Ask),
-    /// Have a VM migrated: where to, and whether with post-copy. [`Report::MigrationBegun`] answers.
-    Migrate(ConnectionId, String, bool),
-    /// Have a memory device of this guest node, by its id, offer its guest so many bytes; [`Report::Resized`] answers.
-    Resize(ConnectionId, GuestNodeId, String, u64),
+    /// Ask a hypervisor; [`Report::Outcome`] answers.
+    Ask(TaskId, ConnectionId, Ask),
+    /// Have a VM described again; [`Report::Described`] answers, as it does when the hypervisor says that something has changed.
+    Describe(ConnectionId),
+    /// Probe whether a hypervisor still answers. Only one that does not has something to report.
+    Probe(ConnectionId),
     /// Publish to a guest; [`Event::Published`] answers.
     Publish(TaskId, u64, Publication),
     /// The host's end of a VM's channel is not used any more.
@@ -308,35 +335,13 @@ pub enum Command {
         /// Its CPUs.
         cpus: CpuSet,
     },
-    /// Count what these threads of a VM do, instead of any others of it, and report it once a period; none: do not count.
-    Count {
-        /// The VM.
-        vm: VmId,
-        /// Its process.
-        pid: i32,
-        /// vCPUs and their threads.
-        vcpus: Vec<(ApicId, i32)>,
-    },
-    /// Set masks of vCPUs; [`Event::Confined`] answers.
-    Confine {
-        /// Which one it is.
-        task: TaskId,
-        /// Its process.
-        pid: i32,
-        /// The masks.
-        masks: Vec<MaskOrder>,
-    },
-    /// Keep all threads of a process but its vCPUs to CPUs, each within its operator's mask; [`Event::Followed`] answers.
-    Follow {
-        /// Which one it is.
-        task: TaskId,
-        /// Its process.
-        pid: i32,
-        /// Threads of its vCPUs.
-        vcpus: Vec<i32>,
-        /// The CPUs. `None`: they get their operators' masks.
-        cpus: Option<CpuSet>,
-    },
+    /// Count what these threads of a VM's process do, instead of any others of it, and report it once a period; none: do not count.
+    Count(VmId, i32, Vec<(ApicId, i32)>),
+    /// Set masks of vCPUs of a process; [`Event::Confined`] answers.
+    Confine(TaskId, i32, Vec<MaskOrder>),
+    /// Keep all threads of a process to CPUs, each within its operator's mask, but these of its vCPUs; [`Event::Followed`] answers. No CPUs:
+    /// they get their operators' masks.
+    Follow(TaskId, i32, Vec<i32>, Option<CpuSet>),
     /// These threads of a VM are scheduled by a policy, and no others of it. Given once a period.
     Rank {
         /// The VM.
@@ -351,37 +356,17 @@ pub enum Command {
     /// See whether scx_vnuma is loaded; [`Event::Switched`] follows if that has changed.
     LookForScheduler,
     /// Look at pages of a process; [`Event::MemoryObserved`] answers.
-    ObserveMemory {
-        /// Which one it is.
-        task: TaskId,
-        /// Its process.
-        pid: i32,
-        /// Memory of its guest nodes.
-        areas: Vec<MemoryArea>,
-    },
+    ObserveMemory(TaskId, i32, Vec<MemoryArea>),
     /// Watch how hot memory of a process is; [`Event::HotnessWatched`] answers.
-    WatchHotness {
-        /// Which one it is.
-        task: TaskId,
-        /// Its process.
-        pid: i32,
-        /// Memory of its guest nodes.
-        areas: Vec<MemoryArea>,
-    },
+    WatchHotness(TaskId, i32, Vec<MemoryArea>),
     /// Move memory of a process to another node; [`Event::MemoryMoved`] answers, several times.
-    MoveMemory {
-        /// Which one it is.
-        task: TaskId,
-        /// Its process.
-        pid: i32,
-        /// What goes where.
-        order: MoveMemory,
-    },
-    /// End the move of this VM's memory that is under way.
-    StopMemory(VmId),
+    MoveMemory(TaskId, i32, MoveMemory),
+    /// End this move of memory.
+    StopMemory(TaskId),
     /// Give back all masks that policies have set in a process, by the record of them; [`Event::MasksRestored`] answers.
     RestoreMasks(TaskId, i32),
-    /// Give back pins of a VM that no policy wants: of an earlier vnumad, or made after their order was given up.
+    /// Give back pins of a VM that no policy wants: of an earlier vnumad, or made after their order was given up. It has no outcome, as
+    /// nothing waits for it: each connection that comes about is an occasion to try again.
     SettlePins(VmId),
     /// The operator has set the mask of this thread of a process: the record of it goes.
     ForgetMask(i32, i32),

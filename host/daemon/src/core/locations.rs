@@ -3,7 +3,7 @@
 use super::{
     Core,
     counts::{BY_OPERATOR, FOR_REHOME},
-    event::{Ask, Command},
+    event::Command,
     refusal::Refusal,
     waiting::Until,
 };
@@ -130,7 +130,7 @@ impl Core {
         self.commands.push(Command::Unwatch(tid));
         self.locate(id, vcpu, None);
         self.recount(id);
-        self.ask_if_connected(id, Ask::Describe);
+        self.describe(id);
     }
 
     /// A move of a vCPU has succeeded or failed.

@@ -1,10 +1,6 @@
 //! Memory of VMs that policies move.
 
-use super::{
-    Core,
-    event::{Ask, Level},
-    render,
-};
+use super::{Core, event::Level, render};
 use vnuma_api as api;
 use vnuma_policy::{
     Action, Reason,
@@ -24,18 +20,16 @@ impl Core {
         // A re-home needs a new description to go on.
         if last.moved.bytes > 0 || matches!(last.order.why, MemoryReason::Rehome(_)) {
             // A guest node may have another home by now, which is published when the VM is described.
-            if let Some((_, vm)) = self.world.vm_mut(id) {
-                vm.described_ns = now_ns;
-            }
-            self.ask_if_connected(id, Ask::Describe);
+            self.describe_once(id);
         }
     }
 
     /// Ends the move that is under way if `is_its` holds for its reason.
     pub(super) fn stop_memory(&mut self, id: VmId, is_its: impl FnOnce(&MemoryReason) -> bool) {
-        let begun = self.vm(id).and_then(|vm| vm.scheduling.memory.task.begun());
-        if begun.is_some_and(|begun| is_its(&begun.order.why)) {
-            self.world.add_step(id, Action::StopMemory(Reason::Ended));
+        let Some(moves) = self.vm(id).map(|vm| &vm.scheduling.memory.task) else { return };
+        let its = moves.begun().filter(|begun| is_its(&begun.order.why)).and_then(|_| moves.id());
+        if let Some(task) = its {
+            self.world.add_step(id, Action::StopMemory(task, Reason::Ended));
         }
     }
 

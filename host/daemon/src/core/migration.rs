@@ -9,7 +9,7 @@
 use super::counts::none_of;
 use super::{
     Core,
-    event::{Ask, Level},
+    event::Level,
     refusal::{Refusal, refuse_if_migrating},
     requests::{Taken, check_publishable},
     waiting::Until,
@@ -19,7 +19,6 @@ use vnuma_api as api;
 use vnuma_hypervisor::VmError;
 use vnuma_model::{MigrationProgress, RunState, VmDescription};
 use vnuma_policy::{
-    Action, Reason,
     migration::{Migration, MigrationEvent, Phase},
     world::{ChannelState, LinkEvent, Vm, VmId, has_left},
 };
@@ -80,6 +79,7 @@ impl Core {
             return Err(Refusal::Waits { vm: vm_name() });
         }
         let attached = match vm.channel {
+            _ if vm.replug.is_under_way() => return Err(Refusal::Replugging { vm: vm_name() }),
             ChannelState::Detached => false,
             ChannelState::Attached(_) => true,
             ChannelState::Lost | ChannelState::LostDetaching => {
@@ -90,7 +90,6 @@ impl Core {
             }
             ChannelState::Recovering => return Err(Refusal::Recovering { vm: vm_name() }),
             ChannelState::Detaching(..) => return Err(Refusal::Detaching { vm: vm_name() }),
-            ChannelState::Replugging(_) => return Err(Refusal::Replugging { vm: vm_name() }),
         };
         let now_ns = self.now_ns;
         self.log(Level::Info, format!("{name}: it migrates to {destination}"));
@@ -252,24 +251,25 @@ impl Core {
         }
         refuse_if_migrating(vm)?;
         check_publishable(vm)?;
-        self.world.add_step(id, Action::Mark(true, Reason::Requested));
+        if let Some((_, vm)) = self.world.vm_mut(id) {
+            vm.mark.wanted = Some(true);
+        }
         Ok((id, Some(Until::Marked)))
     }
 
-    /// A VM is marked, or not, or that could not be changed.
-    pub(super) fn marked(&mut self, id: VmId, outcome: Result<bool, VmError>) {
-        if let (Ok(marked), Some((_, vm))) = (&outcome, self.world.vm_mut(id)) {
-            vm.marked = *marked;
-            vm.unmarking &= *marked;
+    /// A VM is marked, or not, as was asked for; or that could not be changed.
+    pub(super) fn marked(&mut self, id: VmId, marked: bool, outcome: Result<(), VmError>) {
+        if let Some((_, vm)) = self.world.vm_mut(id) {
+            vm.mark.last = outcome.is_err().then_some(marked);
+            vm.marked = if outcome.is_ok() { marked } else { vm.marked };
         }
         let event = match &outcome {
-            Ok(true) => Some(MigrationEvent::Marked(Ok(()))),
-            Ok(false) => None,
+            Ok(()) => marked.then_some(MigrationEvent::Marked(Ok(()))),
             Err(error) if is_busy(error) => Some(MigrationEvent::Busy(error.to_string())),
             Err(error) => Some(MigrationEvent::Marked(Err(error.to_string()))),
         };
         match outcome {
-            Ok(_) => self.reached(id, Until::Marked),
+            Ok(()) => self.reached(id, Until::Marked),
             Err(error) => self.refuse_first(id, Until::Marked, error.into()),
         }
         if let Some(event) = event {
@@ -277,10 +277,10 @@ impl Core {
         }
     }
 
-    /// Orders the mark to be removed. If that fails, it is tried again when an operator detaches the VM.
+    /// The mark is to be removed. If that fails, it is tried again when an operator detaches the VM.
     pub(super) fn unmark(&mut self, id: VmId) {
-        if self.vm(id).is_some_and(|vm| vm.marked) {
-            self.world.add_step(id, Action::Mark(false, Reason::NotMarked));
+        if let Some((_, vm)) = self.world.vm_mut(id).filter(|(_, vm)| vm.marked) {
+            vm.mark.wanted = Some(false);
         }
     }
 
@@ -289,7 +289,7 @@ impl Core {
         let leaves = |vm: &Vm| vm.description.run_state == RunState::Leaving;
         let all = self.world.iter().filter(|(_, managed)| managed.vm.as_ref().is_some_and(leaves));
         let all: Vec<VmId> = all.map(|(id, _)| id).collect();
-        all.into_iter().for_each(|id| self.ask_if_connected(id, Ask::Describe));
+        all.into_iter().for_each(|id| self.describe(id));
     }
 
     /// A marked VM could not be attached. Each reason is logged once.
@@ -337,7 +337,7 @@ fn shown(name: &str, migration: &Migration) -> api::Migration {
     let MigrationProgress { sent_bytes, left_bytes, total_bytes, passes, downtime_ms, .. } =
         migration.progress;
     let phase = migration.phase();
-    let cancelling = migration.is_cancelled() && matches!(phase, Phase::Starting | Phase::Sending);
+    let cancelling = migration.is_cancelled() && matches!(phase, Phase::Starting(_) | Phase::Sending(_));
     api::Migration {
         vm: name.to_owned(),
         destination: migration.destination.clone(),
@@ -360,7 +360,7 @@ mod tests {
     #[test]
     fn a_migration_whose_vm_has_ended_has_failed() {
         let mut migrated = Migrated::default();
-        [Phase::Done, Phase::Sending, Phase::Failed].into_iter().for_each(|phase| migrated.count(phase));
+        [Phase::Done, Phase::PostCopy, Phase::Failed].into_iter().for_each(|phase| migrated.count(phase));
         assert_eq!(migrated.counts(), [("cancelled", 0), ("done", 1), ("failed", 2)].into());
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{
     Core,
-    event::{Ask, Level},
+    event::Level,
     refusal::Refusal,
     render,
     requests::Taken,
@@ -26,7 +26,7 @@ impl Core {
         let answers = self.world.get(id).is_some_and(|managed| managed.responsive().is_some());
         let described = answers && self.vm(id).is_some_and(old);
         if described {
-            self.describe(id);
+            self.describe_once(id);
         }
         Ok((id, described.then_some(Until::Described)))
     }
@@ -34,14 +34,7 @@ impl Core {
     /// VMs with bound memory are rarely described again, but a re-home needs to know where the memory is now.
     pub(super) fn describe_first(&mut self, id: VmId, then: Then) {
         self.wait(id, Until::Described, then);
-        self.describe(id);
-    }
-
-    fn describe(&mut self, id: VmId) {
-        if let Some((_, vm)) = self.world.vm_mut(id) {
-            vm.described_ns = self.now_ns;
-        }
-        self.ask_if_connected(id, Ask::Describe);
+        self.describe_once(id);
     }
 
     /// An operator wants another home for a guest node. The VM is described and its memory looked at first.

@@ -81,7 +81,7 @@ fn vm(vm: &Vm, hypervisor: api::Hypervisor, problem: Option<String>) -> api::Vm 
         hypervisor,
         attached: channel == api::ChannelState::Attached,
         channel,
-        attach_on_arrival: vm.marked && !vm.unmarking,
+        attach_on_arrival: vm.stays_marked(),
         run_state: described.then(|| vm.description.run_state.to_string()),
         problem: problem.or_else(|| stuck(vm)).or_else(|| kept(vm)),
         nodes: vm.description.guest_nodes.iter().map(node).collect(),
@@ -111,9 +111,7 @@ fn vm(vm: &Vm, hypervisor: api::Hypervisor, problem: Option<String>) -> api::Vm 
 
 fn channel(state: ChannelState) -> api::ChannelState {
     match state {
-        ChannelState::Detached | ChannelState::Replugging(_) | ChannelState::AttachTimedOut => {
-            api::ChannelState::None
-        }
+        ChannelState::Detached | ChannelState::AttachTimedOut => api::ChannelState::None,
         ChannelState::Attaching | ChannelState::Recovering => api::ChannelState::Attaching,
         ChannelState::Attached(_) | ChannelState::Detaching(..) => api::ChannelState::Attached,
         ChannelState::Lost | ChannelState::LostDetaching => api::ChannelState::Lost,

@@ -4,7 +4,7 @@
 use super::{
     Core,
     content::content,
-    event::{Ask, Request},
+    event::Request,
     names::not_connected,
     refusal::{Refusal, refuse_if_migrating},
     reply::ReplyTo,
@@ -12,10 +12,10 @@ use super::{
 };
 use vnuma_hypervisor::VmError;
 use vnuma_model::{ApicId, GuestNodeId, HostNodeId};
+use vnuma_policy::Reason;
 use vnuma_policy::world::{
     ChannelEvent, ChannelState, DescriptionSource, Move, Mover, Replug, RequestId, Task, Vm, VmId,
 };
-use vnuma_policy::{Action, Reason};
 
 /// The VM of a request and what it waits for, if for anything; or why it is refused.
 pub(super) type Taken = Result<(VmId, Option<Until>), Refusal>;
@@ -64,7 +64,7 @@ impl Core {
             R::Resize(name, wish, to) => match self.check_resize(&name, &wish) {
                 Ok(id) => {
                     self.wait(id, Until::Described, Then::Resize(wish, to));
-                    self.ask_if_connected(id, Ask::Describe);
+                    self.describe(id);
                 }
                 Err(refusal) => self.answer(to, |_| Err(refusal)),
             },
@@ -93,8 +93,7 @@ impl Core {
         refuse_if_migrating(vm)?;
         let vm_name = || name.to_owned();
         match vm.channel {
-            ChannelState::Replugging(_) => return Err(Refusal::Replugging { vm: vm_name() }),
-            _ if vm.replug_wanted.is_some() => return Err(Refusal::Replugging { vm: vm_name() }),
+            _ if vm.replug.what().is_some() => return Err(Refusal::Replugging { vm: vm_name() }),
             ChannelState::Attached(_) | ChannelState::Detaching(..) => {
                 return Err(Refusal::Attached { vm: vm_name() });
             }
@@ -111,7 +110,7 @@ impl Core {
             ChannelState::Detached => check_publishable(vm)?,
         }
         self.channel_event(id, ChannelEvent::AttachRequested);
-        self.world.add_step(id, Action::Attach(Reason::Requested));
+        self.want_plugged(id, Reason::Requested);
         Ok((id, Some(Until::Attached)))
     }
 
@@ -120,7 +119,7 @@ impl Core {
         refuse_if_migrating(vm)?;
         let vm_name = || name.to_owned();
         match vm.channel {
-            ChannelState::Detached | ChannelState::AttachTimedOut | ChannelState::Replugging(_) => {
+            ChannelState::Detached | ChannelState::AttachTimedOut => {
                 return Err(Refusal::NotAttached { vm: vm_name() });
             }
             ChannelState::Attaching => return Err(Refusal::Attaching { vm: vm_name() }),
@@ -134,7 +133,7 @@ impl Core {
         self.unmark(id);
         self.channel_event(id, ChannelEvent::DetachRequested);
         self.is_to_be_unplugged(id);
-        self.world.add_step(id, Action::Detach(Reason::Requested));
+        self.want_plugged(id, Reason::Requested);
         Ok((id, Some(Until::Detached)))
     }
 
@@ -168,7 +167,7 @@ impl Core {
         refuse_if_migrating(vm)?;
         let node = check_replug(vm, vcpu)?;
         if let Some((_, vm)) = self.world.vm_mut(id) {
-            vm.replug_wanted = Some(Replug { vcpu, node });
+            vm.replug.wanted = Some(Replug { vcpu, node });
         }
         Ok((id, Some(Until::Replugged)))
     }
@@ -201,7 +200,7 @@ fn check_replug(vm: &Vm, vcpu: ApicId) -> Result<GuestNodeId, Refusal> {
     if vm.placement.guest_nodes().is_empty() {
         return Err(Refusal::Uma { vm: name() });
     }
-    if matches!(vm.channel, ChannelState::Replugging(_)) || vm.replug_wanted.is_some() {
+    if vm.replug.what().is_some() {
         return Err(Refusal::Replugging { vm: name() });
     }
     if vm.channel != ChannelState::Detached {

@@ -1,19 +1,11 @@
 //! Guest nodes that grow and shrink, because an operator wants it or by what is free on their homes.
 
-use super::{
-    Core,
-    event::{Ask, Level},
-    refusal::Refusal,
-    render,
-    requests::Taken,
-};
+use super::{Core, event::Level, refusal::Refusal, render, requests::Taken};
 use vnuma_api as api;
-use vnuma_hypervisor::VmError;
-use vnuma_model::GuestNodeId;
 use vnuma_policy::{
     Action, Reason,
     sizing::{Resize, ResizePhase},
-    world::{ManagedVm, ResizeWish, Vm, VmId},
+    world::{ManagedVm, ResizeWish, TaskId, Vm, VmId},
 };
 
 impl Core {
@@ -78,25 +70,18 @@ impl Core {
     }
 
     /// QEMU has answered a request for a size.
-    pub(super) fn resize_answered(&mut self, id: VmId, node: GuestNodeId, outcome: Result<(), VmError>) {
-        match outcome {
-            Ok(()) => drop(self.world.resize_answered(id, node, Ok(()), self.now_ns)),
-            Err(error) => self.failed_to_resize(id, node, error.to_string()),
+    pub(super) fn resize_answered(&mut self, task: TaskId, outcome: Result<(), String>) {
+        if let Some(failed) = self.world.resize_answered(task, outcome, self.now_ns) {
+            self.log_resize(task.vm, &failed);
         }
-        self.ask_if_connected(id, Ask::Describe);
-    }
-
-    pub(super) fn failed_to_resize(&mut self, id: VmId, node: GuestNodeId, problem: String) {
-        if let Some(failed) = self.world.resize_answered(id, node, Err(problem), self.now_ns) {
-            self.log_resize(id, &failed);
-        }
+        self.describe(task.vm);
     }
 
     /// Describes VMs whose sizes change: QEMU's event for that may have been lost.
     pub(super) fn describe_resized(&mut self) {
         let resized = |managed: &ManagedVm| managed.vm.as_ref().is_some_and(Vm::is_resized);
         let all: Vec<_> = self.world.iter().filter(|(_, m)| resized(m)).map(|(id, _)| id).collect();
-        all.into_iter().for_each(|id| self.ask_if_connected(id, Ask::Describe));
+        all.into_iter().for_each(|id| self.describe(id));
     }
 
     fn log_resize(&mut self, id: VmId, resize: &Resize) {

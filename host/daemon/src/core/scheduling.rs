@@ -346,7 +346,7 @@ impl Core {
                 (None, Some((pid, _))) => (pid, Vec::new()),
                 (None, None) => continue,
             };
-            self.commands.push(Command::Count { vm: id, pid, vcpus });
+            self.commands.push(Command::Count(id, pid, vcpus));
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{
     Core,
-    event::{Ask, Command, Level, Report},
+    event::{Command, Level, Outcome, Report},
     migration::has_arrived,
     names::is_one,
     refusal::Refusal,
@@ -15,7 +15,7 @@ use vnuma_hypervisor::VmError;
 use vnuma_model::{ApicId, RunState, Vcpu, VmCandidate, VmDescription};
 use vnuma_policy::world::{
     ChannelEvent, ConnectionId, DescriptionSource, Link, LinkEvent, ManagedVm, Move, ProcessState,
-    StopReason, Task, Vm, VmId, has_left,
+    StopReason, Task, TaskId, Vm, VmId, has_left,
 };
 use vnuma_policy::{Action, Reason, migration::MigrationEvent};
 
@@ -77,7 +77,7 @@ impl Core {
                 && let Some((_, vm)) = self.world.vm_mut(id)
             {
                 (vm.look_ns, vm.described_ns) = (None, now_ns);
-                self.ask_if_connected(id, Ask::Describe);
+                self.describe(id);
             }
         }
     }
@@ -108,11 +108,7 @@ impl Core {
             }
             Report::Up(description, channel) => self.up(id, description, channel),
             Report::Described(description) => self.described(id, description),
-            Report::Marked(outcome) => self.marked(id, outcome),
-            Report::MigrationBegun(outcome) => self.migration_begun(id, outcome),
-            Report::Migration(outcome) => self.migration_looked(id, outcome),
             Report::Left => self.left(id),
-            Report::Resized(node, outcome) => self.resize_answered(id, node, outcome),
             Report::Slow(problem, pid) => {
                 self.watch_process(id, pid);
                 self.link_event(id, LinkEvent::Slow(problem));
@@ -120,10 +116,11 @@ impl Core {
             Report::Prompt => self.link_event(id, LinkEvent::Prompt),
             Report::Silent(problem, pid) => self.silent(id, problem, pid),
             Report::Observed(pid, vcpus, certain) => self.observed(id, pid, vcpus, certain),
-            Report::Attached(outcome) => self.attached(id, outcome),
-            Report::Detached(outcome) => self.detached(id, outcome),
-            Report::Replugged(outcome) => self.replugged(id, outcome),
-            Report::Recovered(outcome) => self.recovered(id, outcome),
+            Report::Outcome(task, outcome) => self.asked(task, outcome),
+            Report::FoundMarked => {
+                self.world.vm_mut(id).into_iter().for_each(|(_, vm)| vm.marked = true);
+                self.migration_event(id, MigrationEvent::Marked(Ok(())));
+            }
             Report::FoundPlugged => self.found_channel(id, true),
             Report::Released => self.unplugged(id, ChannelEvent::Released),
             Report::Rebooted => self.rebooted(id),
@@ -132,6 +129,26 @@ impl Core {
                 self.forget_vm(id, true);
             }
             Report::Lost(error) => self.lost(id, &error),
+        }
+    }
+
+    /// What a hypervisor was asked has ended. Of what is not under way any more, as its VM is gone, say, nothing comes.
+    fn asked(&mut self, task: TaskId, outcome: Outcome) {
+        let id = task.vm;
+        let Some((_, vm)) = self.world.vm_mut(id) else { return };
+        let migrates = vm.migration.as_ref().is_some_and(|migration| migration.waits_for(task));
+        match outcome {
+            Outcome::Attached(how) if vm.plug.end(task).is_some() => self.attached(id, how),
+            Outcome::Detached(how) if vm.plug.end(task).is_some() => self.detached(id, how),
+            Outcome::Recovered(how) if vm.plug.end(task).is_some() => self.recovered(id, how),
+            Outcome::Replugged(how) if let Some(replug) = vm.replug.end(task) => {
+                self.replugged(id, replug, how)
+            }
+            Outcome::Marked(how) if let Some(marked) = vm.mark.end(task) => self.marked(id, marked, how),
+            Outcome::MigrationBegun(how) if migrates => self.migration_begun(id, how),
+            Outcome::Migration(how) if migrates => self.migration_looked(id, how),
+            Outcome::Resized(how) => self.resize_answered(task, how.map_err(|why| why.to_string())),
+            _ => {}
         }
     }
 
@@ -298,7 +315,7 @@ impl Core {
     /// is described again, and takes it back if the thread is still its own.
     fn describe_if_doubtful(&mut self, other: VmId, pid: i32) {
         if self.vm(other).is_some_and(|vm| vm.description.pid != pid) {
-            self.ask_if_connected(other, Ask::Describe);
+            self.describe(other);
         }
     }
 
@@ -395,7 +412,7 @@ impl Core {
         self.migration_event(id, MigrationEvent::ConnectionLost);
         self.refuse_unanswered(id, problem, true);
         if let Some((_, vm)) = self.world.vm_mut(id) {
-            vm.replug_wanted = None;
+            vm.connection_lost();
         }
         self.channel_event(id, ChannelEvent::ConnectionLost);
         if let Some(state) = self.states.of.get_mut(&id) {
@@ -431,11 +448,11 @@ impl Core {
         } else if vm.scheduling.in_use() {
             self.world.add_step(id, Action::RestoreMasks(vm.description.pid, Reason::Ended));
         }
-        if vm.scheduling.memory.task.is_under_way() {
-            self.world.add_step(id, Action::StopMemory(Reason::Ended));
+        if let Some(task) = vm.scheduling.memory.task.id() {
+            self.world.add_step(id, Action::StopMemory(task, Reason::Ended));
         }
         if let Some((pid, _)) = state.counted {
-            self.commands.push(Command::Count { vm: id, pid, vcpus: Vec::new() });
+            self.commands.push(Command::Count(id, pid, Vec::new()));
         }
         let name = vm.description.name.clone();
         self.remember_migration(vm);
@@ -498,7 +515,7 @@ impl Core {
         let Some(managed) = self.world.get(id) else { return };
         let is_it = managed.process.is_some_and(|process| process.pid == pid && process.stopped.is_none());
         if let (true, Link::Answers { connection }) = (is_it, &managed.link) {
-            self.commands.push(Command::Ask(*connection, Ask::Probe));
+            self.commands.push(Command::Probe(*connection));
         }
     }
 
@@ -515,10 +532,18 @@ impl Core {
         }
     }
 
-    pub(super) fn ask_if_connected(&mut self, id: VmId, ask: Ask) {
-        if let Some(connection) = self.world.get(id).and_then(|managed| managed.link.connection()) {
-            self.commands.push(Command::Ask(connection, ask));
+    /// Has a VM described again, if its hypervisor is connected to.
+    pub(super) fn describe(&mut self, id: VmId) {
+        let connection = self.world.get(id).and_then(|managed| managed.link.connection());
+        self.commands.extend(connection.map(Command::Describe));
+    }
+
+    /// The same. It counts as described now, so that a slow VM is asked only once.
+    pub(super) fn describe_once(&mut self, id: VmId) {
+        if let Some((_, vm)) = self.world.vm_mut(id) {
+            vm.described_ns = self.now_ns;
         }
+        self.describe(id);
     }
 
     /// Unbound memory changes its home without an event.
@@ -530,12 +555,6 @@ impl Core {
             vm.has_unbound_memory() && now_ns.saturating_sub(vm.described_ns) >= wait_ns
         };
         let due: Vec<_> = self.world.iter().filter(|(_, m)| is_due(m)).map(|(id, _)| id).collect();
-        for id in due {
-            if let Some((_, vm)) = self.world.vm_mut(id) {
-                // Counts as described, so that a slow VM is asked only once.
-                vm.described_ns = now_ns;
-            }
-            self.ask_if_connected(id, Ask::Describe);
-        }
+        due.into_iter().for_each(|id| self.describe_once(id));
     }
 }

@@ -88,7 +88,7 @@ use std::{
 use supervisor::{Supervisor, ThreadPanicked};
 use totals::Totals;
 use tracing::{debug, info, warn};
-use vm_worker::VmWorker;
+use vm_worker::{Job, VmWorker};
 use vnuma_api as api;
 use vnuma_channel::Channel;
 use vnuma_hypervisor::{Source, VmBackend, VmError};
@@ -407,8 +407,9 @@ impl Shell {
                 self.keep_process(vm, pid, pidfd);
                 Report::Observed(pid, observed.vcpus, observed.certain)
             }
-            R::Attached(outcome) => Report::Attached(outcome.map(|channel| self.keep(vm, channel))),
-            R::Recovered(outcome) => Report::Recovered(outcome.map(|channel| self.keep(vm, channel))),
+            R::Channel(task, channel, of) => {
+                Report::Outcome(task, of(channel.map(|channel| self.keep(vm, channel))))
+            }
             R::Plain(report) => report,
         };
         self.step(Event::Hypervisor(connection, report));
@@ -516,13 +517,9 @@ impl Shell {
         match command {
             Command::Connect(vm, connection, handle) => return self.connect(vm, connection, handle),
             Command::Disconnect(connection) => drop(self.workers.remove(&connection)),
-            Command::Ask(connection, ask) => self.with_worker(connection, |worker| worker.ask(ask)),
-            Command::Migrate(connection, destination, post_copy) => {
-                self.with_worker(connection, |worker| worker.migrate(destination, post_copy));
-            }
-            Command::Resize(connection, node, device, bytes) => {
-                self.with_worker(connection, |worker| worker.resize(node, device, bytes));
-            }
+            Command::Ask(task, connection, ask) => self.order(connection, Job::Ask(task, ask)),
+            Command::Describe(connection) => self.order(connection, Job::Describe),
+            Command::Probe(connection) => self.order(connection, Job::Probe),
             Command::Publish(task, generation, publication) => {
                 return Some(Event::Published(task, self.publish(task.vm, generation, publication)));
             }
@@ -538,25 +535,25 @@ impl Shell {
             Command::Move { task, pid, tid, cpus, .. } => {
                 return self.make(Move { task, pid, pidfd: self.pidfd(task.vm, pid), tid, cpus });
             }
-            Command::Confine { task, pid, masks } => {
+            Command::Confine(task, pid, masks) => {
                 let pinner = || self.pinner(task.vm).map_or_else(Weak::new, Arc::downgrade);
                 let (pinner, pidfd) = (self.keeps_pins(task.vm).then(pinner), self.pidfd(task.vm, pid));
                 self.affinities.order(Order::Confine { task, pid, pidfd, masks, pinner });
             }
-            Command::Follow { task, pid, vcpus, cpus } => {
+            Command::Follow(task, pid, vcpus, cpus) => {
                 let pidfd = self.pidfd(task.vm, pid);
                 self.affinities.order(Order::Follow { task, pid, pidfd, vcpus, cpus });
             }
-            Command::MoveMemory { task, pid, order } => {
+            Command::MoveMemory(task, pid, order) => {
                 self.page_mover.order(Memory::Move { task, pid, pidfd: self.pidfd(task.vm, pid), order });
             }
-            Command::ObserveMemory { task, pid, areas } => {
+            Command::ObserveMemory(task, pid, areas) => {
                 self.observer.order(observer::Order { task, pid, pidfd: self.pidfd(task.vm, pid), areas });
             }
-            Command::WatchHotness { task, pid, areas } => {
+            Command::WatchHotness(task, pid, areas) => {
                 self.hotness.watch(task, pid, self.pidfd(task.vm, pid), areas);
             }
-            Command::StopMemory(vm) => self.page_mover.order(Memory::Stop(vm)),
+            Command::StopMemory(task) => self.page_mover.order(Memory::Stop(task)),
             Command::RestoreMasks(task, pid) => self.restore(task, pid),
             Command::SettlePins(vm) => self.settle_pins(vm),
             // Without scx_vnuma nobody needs it. A look for that is ordered with each resync.
@@ -566,7 +563,7 @@ impl Shell {
             }
             Command::LookForScheduler => self.affinities.order(Order::Look),
             Command::ForgetMask(pid, tid) => self.affinities.order(Order::Forget { pid, tid }),
-            Command::Count { vm, pid, vcpus } => {
+            Command::Count(vm, pid, vcpus) => {
                 self.readings.order(Count(Targets { vm, pid, pidfd: self.pidfd(vm, pid), vcpus }));
             }
             Command::WatchProcess(vm, pid) => self.watch_process(vm, pid),
@@ -646,10 +643,10 @@ impl Shell {
         }
     }
 
-    /// Calls `act` with the worker of a connection. A worker that is gone has reported its end.
-    fn with_worker(&self, connection: ConnectionId, act: impl FnOnce(&VmWorker)) {
+    /// A worker that is gone has reported its end.
+    fn order(&self, connection: ConnectionId, job: Job) {
         if let Some((_, worker)) = self.workers.get(&connection) {
-            act(worker);
+            worker.order(job);
         }
     }
 

@@ -1,10 +1,14 @@
 //! What a worker reports, with the resources that the shell keeps for the core.
 
-use crate::core::{Refusal, event::Report as CoreReport};
+use crate::core::{
+    Refusal,
+    event::{Outcome, Report as CoreReport},
+};
 use std::os::fd::OwnedFd;
 use vnuma_channel::Channel;
 use vnuma_hypervisor::ObservedVcpus;
 use vnuma_model::VmDescription;
+use vnuma_policy::world::TaskId;
 
 /// What a worker reports.
 #[derive(Debug)]
@@ -17,10 +21,8 @@ pub(crate) enum Report {
     Silent { problem: String, pid: i32, pidfd: OwnedFd, observed: Option<ObservedVcpus> },
     /// What is observed without the hypervisor.
     Observed { pid: i32, pidfd: OwnedFd, observed: ObservedVcpus },
-    /// The channel was plugged, with the host's end; or plugging failed.
-    Attached(Result<Channel, Refusal>),
-    /// The channel of an earlier vnumad was taken over, with the host's end; or that failed.
-    Recovered(Result<Channel, Refusal>),
+    /// The host's end of a channel that was plugged or taken over, or why there is none; and which outcome of the task that is.
+    Channel(TaskId, Result<Channel, Refusal>, fn(Result<u64, Refusal>) -> Outcome),
     /// A report that the core gets as it is.
     Plain(CoreReport),
 }

@@ -20,7 +20,7 @@ use super::{
 };
 use crate::core::{
     Refusal,
-    event::{Ask, Replugged, Report as CoreReport},
+    event::{Ask, Outcome, Replugged, Report as CoreReport},
 };
 use nix::{
     errno::Errno,
@@ -37,8 +37,8 @@ use std::{
 };
 use vnuma_channel::{Channel, Generations, Ivshmem, Region};
 use vnuma_hypervisor::{Migrates, PinError, VmBackend, VmConnection, VmError, VmEvent, roll_back};
-use vnuma_model::{Backoff, GuestNodeId, VmHandle};
-use vnuma_policy::world::ConnectionId;
+use vnuma_model::{Backoff, VmHandle};
+use vnuma_policy::world::{ConnectionId, TaskId};
 use vnuma_process::{Jobs, Next, Worker, Workers, copy_affinity, main_loop, stopped};
 
 /// Least time between two descriptions of a VM, which cost QEMU and the kernel time. Requests in between share the next.
@@ -101,19 +101,9 @@ impl VmWorker {
         Ok(Self { jobs })
     }
 
-    /// Queues a command. A worker whose thread has ended has reported why.
-    pub(crate) fn ask(&self, ask: Ask) {
-        let _ = self.jobs.send(Job::Ask(ask));
-    }
-
-    /// Queues the order to migrate.
-    pub(crate) fn migrate(&self, destination: String, post_copy: bool) {
-        let _ = self.jobs.send(Job::Migrate(destination, post_copy));
-    }
-
-    /// Queues the order to size a memory device.
-    pub(crate) fn resize(&self, node: GuestNodeId, device: String, bytes: u64) {
-        let _ = self.jobs.send(Job::Resize(node, device, bytes));
+    /// Queues an order. A worker whose thread has ended has reported why.
+    pub(crate) fn order(&self, job: Job) {
+        let _ = self.jobs.send(job);
     }
 
     /// Queues pins of policies. Those that cannot be queued, as the thread has ended, are answered when they are dropped.
@@ -140,15 +130,13 @@ impl VmWorker {
 
 /// An order for a worker.
 #[derive(Debug)]
-enum Job {
-    Ask(Ask),
+pub(crate) enum Job {
+    Ask(TaskId, Ask),
+    Describe,
+    Probe,
     PinnedMove(PinnedMove),
     PinAll(PolicyPins),
     Unpin(Unpin),
-    /// Where to, and whether with post-copy.
-    Migrate(String, bool),
-    /// A memory device of a guest node, by its id, and its bytes.
-    Resize(GuestNodeId, String, u64),
 }
 
 /// Reports a thread that panics as a lost connection. The core makes another one, so that the fault of one VM's thread, which works
@@ -260,7 +248,7 @@ impl Task {
         };
         self.report(Report::Up { description, pidfd, channel })?;
         if marked {
-            self.report(Report::Plain(CoreReport::Marked(Ok(true))))?;
+            self.report(Report::Plain(CoreReport::FoundMarked))?;
         }
         Ok(())
     }
@@ -319,18 +307,12 @@ impl Task {
             let silent = || VmError::Silent { vm: self.name.clone(), why: why.to_owned() };
             let report = match self.jobs.try_next() {
                 // The VM is described as soon as it answers.
-                Next::Job(Job::Ask(Ask::Describe | Ask::Probe)) => continue,
-                Next::Job(Job::Ask(Ask::Attach(_))) => Report::Attached(Err(silent().into())),
-                Next::Job(Job::Ask(Ask::Detach)) => Report::Plain(CoreReport::Detached(Err(silent()))),
-                Next::Job(Job::Ask(Ask::Replug(..))) => Report::Plain(CoreReport::Replugged(Err(silent()))),
-                Next::Job(Job::Ask(Ask::Mark(_))) => Report::Plain(CoreReport::Marked(Err(silent()))),
-                Next::Job(Job::Ask(Ask::LookAtMigration | Ask::SwitchMigration | Ask::CancelMigration)) => {
-                    Report::Plain(CoreReport::Migration(Err(silent())))
-                }
-                Next::Job(Job::Resize(node, ..)) => Report::Plain(CoreReport::Resized(node, Err(silent()))),
-                Next::Job(Job::Migrate(..)) => Report::Plain(CoreReport::MigrationBegun(Err(silent()))),
+                Next::Job(Job::Describe | Job::Probe) => continue,
                 // This needs no answer from the VM.
-                Next::Job(Job::Ask(Ask::Recover(epoch))) => self.recover(connection, epoch),
+                Next::Job(Job::Ask(task, Ask::Recover(epoch))) => self.recover(connection, task, epoch),
+                Next::Job(Job::Ask(task, ask)) => {
+                    Report::Plain(CoreReport::Outcome(task, ask.failed(silent())))
+                }
                 Next::Job(Job::PinnedMove(pin)) => {
                     pin.failed(&silent());
                     continue;
@@ -367,18 +349,12 @@ impl Task {
         self.events(connection)?;
         loop {
             match self.jobs.try_next() {
-                Next::Job(Job::Ask(ask)) => self.execute(connection, ask)?,
+                Next::Job(Job::Ask(task, ask)) => self.execute(connection, task, ask)?,
+                Next::Job(Job::Describe) => self.describe_wanted = true,
+                Next::Job(Job::Probe) => self.probe_wanted = true,
                 Next::Job(Job::PinnedMove(pin)) => self.pin(connection, pin)?,
                 Next::Job(Job::PinAll(pins)) => self.pin_all(connection, pins)?,
                 Next::Job(Job::Unpin(unpin)) => self.unpin(connection, unpin)?,
-                Next::Job(Job::Migrate(destination, post_copy)) => {
-                    let outcome = migrates(connection).and_then(|vm| vm.migrate(&destination, post_copy));
-                    self.conclude_with(connection, outcome, CoreReport::MigrationBegun)?;
-                }
-                Next::Job(Job::Resize(node, device, bytes)) => {
-                    let outcome = request_memory(connection, &device, bytes);
-                    self.conclude_with(connection, outcome, |outcome| CoreReport::Resized(node, outcome))?;
-                }
                 Next::Nothing => break,
                 Next::End => return Err(Stop::Unwanted),
             }
@@ -454,24 +430,16 @@ impl Task {
         Ok(all_taken)
     }
 
-    fn execute(&mut self, connection: &mut dyn VmConnection, ask: Ask) -> Result<(), Stop> {
+    fn execute(&mut self, connection: &mut dyn VmConnection, task: TaskId, ask: Ask) -> Result<(), Stop> {
         match ask {
-            Ask::Describe => {
-                self.describe_wanted = true;
-                Ok(())
-            }
-            Ask::Probe => {
-                self.probe_wanted = true;
-                Ok(())
-            }
-            Ask::Recover(epoch) => self.report(self.recover(connection, epoch)),
+            Ask::Recover(epoch) => self.report(self.recover(connection, task, epoch)),
             Ask::Attach(epoch) => {
                 let outcome = self.attach(connection, epoch);
                 let stop = match &outcome {
                     Err(Refusal::Vm(error)) => self.stop_after(connection, error),
                     _ => None,
                 };
-                self.conclude(stop, Report::Attached(outcome))
+                self.conclude(stop, Report::Channel(task, outcome, Outcome::Attached))
             }
             Ask::Detach => {
                 let outcome = connection.detach_channel();
@@ -479,31 +447,35 @@ impl Task {
                 if matches!(outcome, Ok(()) | Err(VmError::NotAttached { .. })) {
                     self.records.remove(connection.pid());
                 }
-                let stop = outcome.as_ref().err().and_then(|error| self.stop_after(connection, error));
-                self.conclude(stop, Report::Plain(CoreReport::Detached(outcome)))
+                self.conclude_with(connection, task, outcome, Outcome::Detached)
             }
             Ask::Replug(vcpu, node) => {
                 let outcome = self.replug(connection, vcpu, node);
                 self.describe_wanted = true;
-                let stop = outcome.as_ref().err().and_then(|error| self.stop_after(connection, error));
-                self.conclude(stop, Report::Plain(CoreReport::Replugged(outcome)))
+                self.conclude_with(connection, task, outcome, Outcome::Replugged)
             }
             Ask::Mark(marked) => {
-                let outcome = migrates(connection).and_then(|vm| vm.mark(marked)).map(|()| marked);
-                self.conclude_with(connection, outcome, CoreReport::Marked)
+                let outcome = migrates(connection).and_then(|vm| vm.mark(marked));
+                self.conclude_with(connection, task, outcome, Outcome::Marked)
             }
-            Ask::LookAtMigration => {
-                let outcome = migrates(connection).and_then(|vm| vm.progress());
-                self.conclude_with(connection, outcome, CoreReport::Migration)
+            Ask::Migrate(destination, post_copy) => {
+                let outcome = migrates(connection).and_then(|vm| vm.migrate(&destination, post_copy));
+                self.conclude_with(connection, task, outcome, Outcome::MigrationBegun)
             }
-            Ask::SwitchMigration => {
-                let outcome =
-                    migrates(connection).and_then(|vm| vm.start_post_copy().and_then(|()| vm.progress()));
-                self.conclude_with(connection, outcome, CoreReport::Migration)
+            Ask::LookAtMigration | Ask::SwitchMigration | Ask::CancelMigration => {
+                let outcome = migrates(connection).and_then(|vm| {
+                    match ask {
+                        Ask::SwitchMigration => vm.start_post_copy()?,
+                        Ask::CancelMigration => vm.cancel()?,
+                        _ => {}
+                    }
+                    vm.progress()
+                });
+                self.conclude_with(connection, task, outcome, Outcome::Migration)
             }
-            Ask::CancelMigration => {
-                let outcome = migrates(connection).and_then(|vm| vm.cancel().and_then(|()| vm.progress()));
-                self.conclude_with(connection, outcome, CoreReport::Migration)
+            Ask::Resize(device, bytes) => {
+                let outcome = request_memory(connection, &device, bytes);
+                self.conclude_with(connection, task, outcome, Outcome::Resized)
             }
         }
     }
@@ -512,11 +484,12 @@ impl Task {
     fn conclude_with<T>(
         &mut self,
         connection: &dyn VmConnection,
+        task: TaskId,
         outcome: Result<T, VmError>,
-        report: impl FnOnce(Result<T, VmError>) -> CoreReport,
+        of: fn(Result<T, VmError>) -> Outcome,
     ) -> Result<(), Stop> {
         let stop = outcome.as_ref().err().and_then(|error| self.stop_after(connection, error));
-        self.conclude(stop, Report::Plain(report(outcome)))
+        self.conclude(stop, Report::Plain(CoreReport::Outcome(task, of(outcome))))
     }
 
     fn pin(&self, connection: &mut dyn VmConnection, pin: PinnedMove) -> Result<(), Stop> {
@@ -614,7 +587,7 @@ impl Task {
     }
 
     /// Needs only the hypervisor's process, not its answer.
-    fn recover(&self, connection: &dyn VmConnection, epoch: u32) -> Report {
+    fn recover(&self, connection: &dyn VmConnection, task: TaskId, epoch: u32) -> Report {
         let (vm, pid) = (|| self.name.clone(), connection.pid());
         let identity = self.records.read(pid).map_err(|source| Refusal::System { vm: vm(), source });
         let process = Path::new("/proc").join(pid.to_string());
@@ -624,10 +597,11 @@ impl Task {
                 taken.map_err(|source| Refusal::Channel { vm: vm(), source })?;
             Ok(Channel::new(region, transport, Generations::after(epoch, published)))
         });
-        Report::Recovered(taken.map_err(|why| match connection.gets_channel_anew() {
+        let taken = taken.map_err(|why| match connection.gets_channel_anew() {
             true => Refusal::CameAlong { vm: vm(), why: why.to_string() },
             false => why,
-        }))
+        });
+        Report::Channel(task, taken, Outcome::Recovered)
     }
 
     /// A new vCPU is plugged, and may run where the old one may before the guest uses it; then the old one is unplugged.

@@ -30,6 +30,17 @@ impl Propose for Plugging {
             }
             let again = vm.unplug_step(managed.responsive().is_some(), now.now_ns);
             steps.extend(again.map(|step| Step::now(id, Action::Unplug(step, Reason::Kept))));
+            if let Some(marked) = vm.mark.wanted {
+                let why = if marked { Reason::Requested } else { Reason::NotMarked };
+                steps.push(Step::now(id, Action::Mark(marked, why)));
+            }
+            let asked = vm.plug.wanted.and_then(|why| match vm.channel {
+                ChannelState::Attaching => Some(Action::Attach(why)),
+                ChannelState::Recovering => Some(Action::Recover(why)),
+                ChannelState::Detaching(_) | ChannelState::LostDetaching => Some(Action::Detach(why)),
+                _ => None,
+            });
+            steps.extend(asked.map(|action| Step::now(id, action)));
             let Some(connection) = managed.responsive() else { continue };
             if vm.is_to_be_attached() {
                 let tried = memory.0.of(id, vm.found_ns);

@@ -6,7 +6,7 @@
 use super::{Now, PerVm, Propose};
 use crate::{
     Action, Reason, Step,
-    world::{ChannelState, ManagedVm, Replug, ReplugEnd, Vm, VmId},
+    world::{ManagedVm, Replug, ReplugEnd, Vm, VmId},
 };
 use std::collections::BTreeMap;
 use vnuma_model::{ApicId, Backoff, GuestNodeId};
@@ -35,13 +35,13 @@ impl Propose for Replugging {
             let next = self.0.and_then(|after_ns| {
                 let history = memory.0.of(id, vm.found_ns);
                 history.note(vm.astray_now(), now.now_ns);
-                vm.replugged.into_iter().for_each(|(end, ended_ns)| history.notice(end, ended_ns));
+                vm.replug.last.into_iter().for_each(|(end, ended_ns)| history.notice(end, ended_ns));
                 history.next(&vm.description.spare_slots, after_ns)
             });
-            if vm.channel != ChannelState::Detached || managed.responsive().is_none() {
+            if !vm.is_free() || managed.responsive().is_none() {
                 return None;
             }
-            let (action, not_before_ns) = match (vm.replug_wanted, next) {
+            let (action, not_before_ns) = match (vm.replug.wanted, next) {
                 (Some(replug), _) => (Action::Replug(replug, Reason::Requested), 0),
                 (None, Some((vcpu, node, due_ns))) => {
                     (Action::Replug(Replug { vcpu, node }, Reason::Astray), due_ns)

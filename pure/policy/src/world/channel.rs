@@ -1,8 +1,6 @@
 //! A VM's topology channel, and what is in flight about it.
 //!
 //! ```text
-//!                 ┌───────────────── ReplugEnded ◀── Replugging ◀─┐ ReplugStarted
-//!                 ▼                                               │
 //!            ┌─ Detached ──AttachRequested──▶ Attaching ──Attached──▶ Attached ◀─DetachFailed── Detaching
 //!            │    ▲  ▲                          │   │ TimedOut         │  └──DetachRequested───────▲
 //! FoundPlugged    │  └──────── AttachFailed ────┘   ▼                  │ PublishFailed
@@ -36,8 +34,6 @@ pub struct Replug {
 pub enum ChannelState {
     /// There is none.
     Detached,
-    /// There is none, and a vCPU is being replugged.
-    Replugging(Replug),
     /// It is being plugged.
     Attaching,
     /// Plugging it was not answered in time: the hypervisor may still carry it out. Then it is undone.
@@ -87,10 +83,6 @@ pub enum ChannelEvent {
     Published(u64),
     /// The publication failed.
     PublishFailed,
-    /// A vCPU is being replugged.
-    ReplugStarted(Replug),
-    /// The replug has succeeded or failed.
-    ReplugEnded,
     /// The connection to the hypervisor is lost: nothing that was asked for is answered any more.
     ConnectionLost,
 }
@@ -100,8 +92,6 @@ impl ChannelState {
     pub fn next(self, event: ChannelEvent) -> Option<Self> {
         use ChannelEvent as E;
         match (self, event) {
-            (Self::Detached, E::ReplugStarted(replug)) => Some(Self::Replugging(replug)),
-            (Self::Replugging(_), E::ReplugEnded | E::ConnectionLost) => Some(Self::Detached),
             (Self::Detached | Self::AttachTimedOut, E::AttachRequested) => Some(Self::Attaching),
             (Self::Attaching, E::Attached(next)) | (Self::Recovering, E::Recovered(next)) => {
                 Some(Self::Attached(next))
@@ -133,7 +123,7 @@ impl ChannelState {
         match self {
             Self::Attached(_) | Self::Detaching(..) | Self::Recovering | Self::Lost => true,
             Self::LostDetaching => true,
-            Self::Detached | Self::Replugging(_) | Self::Attaching | Self::AttachTimedOut => false,
+            Self::Detached | Self::Attaching | Self::AttachTimedOut => false,
         }
     }
 
@@ -150,11 +140,8 @@ impl ChannelState {
 mod tests {
     use super::ChannelEvent as E;
     use super::ChannelState as S;
-    use super::*;
 
-    const REPLUG: Replug = Replug { vcpu: 1, node: 0 };
-
-    const EVENTS: [E; 18] = [
+    const EVENTS: [E; 16] = [
         E::AttachRequested,
         E::Attached(9),
         E::AttachFailed,
@@ -170,8 +157,6 @@ mod tests {
         E::Released,
         E::Published(9),
         E::PublishFailed,
-        E::ReplugStarted(REPLUG),
-        E::ReplugEnded,
         E::ConnectionLost,
     ];
 
@@ -199,7 +184,6 @@ mod tests {
     fn every_state_can_be_reached_and_no_other() {
         let expected = [
             S::Detached,
-            S::Replugging(REPLUG),
             S::Attaching,
             S::AttachTimedOut,
             S::Recovering,
@@ -237,9 +221,6 @@ mod tests {
         for end in [E::AttachFailed, E::ConnectionLost] {
             assert_eq!(after(S::Detached, &[E::AttachRequested, end]), Some(S::Detached));
         }
-        for end in [E::ReplugEnded, E::ConnectionLost] {
-            assert_eq!(after(S::Detached, &[E::ReplugStarted(REPLUG), end]), Some(S::Detached));
-        }
         assert_eq!(S::LostDetaching.next(E::DetachFailed), Some(S::Lost), "an attach that is undone");
         assert_eq!(S::LostDetaching.next(E::ConnectionLost), Some(S::Lost));
     }
@@ -248,10 +229,8 @@ mod tests {
     fn a_lost_connection_leaves_nothing_in_flight() {
         for state in states() {
             let next = state.next(E::ConnectionLost);
-            let in_flight = matches!(
-                state,
-                S::Replugging(_) | S::Attaching | S::Recovering | S::Detaching(_) | S::LostDetaching
-            );
+            let in_flight =
+                matches!(state, S::Attaching | S::Recovering | S::Detaching(_) | S::LostDetaching);
             assert_eq!(next.is_some(), in_flight, "{state:?}");
             let Some(next) = next else { continue };
             assert!(matches!(next, S::Detached | S::Attached(_) | S::Lost), "{state:?}");
@@ -305,14 +284,6 @@ mod tests {
                 let goes = [failed, state].map(|state| matches!(state, S::Detaching(_) | S::LostDetaching));
                 assert_eq!((failed.generation(), goes[0]), (None, goes[1]), "{state:?}");
             }
-        }
-    }
-
-    #[test]
-    fn vcpus_are_replugged_where_there_is_no_channel() {
-        for state in states() {
-            assert_eq!(state.next(E::ReplugStarted(REPLUG)).is_some(), state == S::Detached, "{state:?}");
-            assert_eq!(state.next(E::ReplugEnded).is_some(), state == S::Replugging(REPLUG), "{state:?}");
         }
     }
 

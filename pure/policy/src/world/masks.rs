@@ -13,7 +13,7 @@
 //! [`Mechanism`] says how a policy's mask is set. As an affinity it takes the place of the operator's. scx_vnuma is told of it
 //! instead, and the affinity stays the operator's.
 
-use super::task::Task;
+use super::Task;
 use crate::scheduling::{Machine, Place, Why};
 use vnuma_model::{ApicId, CpuSet};
 

@@ -13,10 +13,10 @@ mod period;
 mod reading;
 mod rehome;
 mod sizing;
-mod task;
 mod unplug;
 
 pub use crate::plan::{Move, Mover, RehomeWish};
+pub use crate::task::{Task, TaskId};
 pub use channel::{ChannelEvent, ChannelState, Replug};
 pub use homing::{Homing, Obstacle};
 pub use link::{FIRST_RETRY_NS, Link, LinkEvent};
@@ -29,12 +29,12 @@ pub use reading::{HostReading, MemoryRange, MemoryReading, VcpuReading, VmReadin
 pub use rehome::RehomeObstacle;
 pub(crate) use rehome::{moves_of, too_much_kept};
 pub use sizing::{NodeSizing, ResizeObstacle, ResizeWish, SizeMode, WantedSize};
-pub use task::{Task, TaskId};
 pub use unplug::{UNPLUG_LIMIT_NS, Unplug, UnplugStep};
 pub use vnuma_model::{Accesses, ConnectionId, Counted, DriverStatus, RequestId, StopReason, VmId};
 
 use crate::{
-    Action, Observation, Plan, Policies, Step, VmPlacement, migration::Migration, scheduling::Policy,
+    Action, Observation, Plan, Policies, Reason, Step, VmPlacement, migration::Migration, scheduling::Policy,
+    sizing::Resize,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use vnuma_model::{
@@ -138,14 +138,14 @@ pub struct Vm {
     pub channel: ChannelState,
     /// A publication that is being written.
     pub publication: Task,
+    /// What its hypervisor is asked for that the channel's state is to lead to: to plug the device, unplug it or hand it over.
+    pub plug: Task<Reason>,
     /// The channel's device is to go, and the guest has not let go of it.
     pub unplug: Option<Unplug>,
     /// Moves that are requested or under way, in the order of the requests.
     pub moves: Vec<Task<Move>>,
-    /// A replug that an operator wants.
-    pub replug_wanted: Option<Replug>,
-    /// How the last replug ended, and when.
-    pub replugged: Option<(ReplugEnd, u64)>,
+    /// The replug that an operator wants, the one that is under way, and how and when the last one ended.
+    pub replug: Task<Replug, Replug, (ReplugEnd, u64)>,
     /// When it is to be attached or a vCPU to be replugged, if nothing else happens.
     waits_until_ns: Option<u64>,
     /// How its vCPUs are scheduled.
@@ -162,8 +162,8 @@ pub struct Vm {
     pub look_ns: Option<u64>,
     /// It is to be attached when it runs without a channel: its QEMU is marked so.
     pub marked: bool,
-    /// The mark is to be taken away, which has not been done yet, or has failed.
-    pub unmarking: bool,
+    /// Whether it is to be marked, and what of that has failed last.
+    pub mark: Task<bool, bool, bool>,
     /// It has arrived with its channel, which is to be plugged anew.
     pub came_along: bool,
     /// A migration that is under way, or the last one if that was not to the end.
@@ -191,10 +191,10 @@ impl Vm {
             assigned: BTreeMap::new(),
             channel: ChannelState::Detached,
             publication: Task::default(),
+            plug: Task::default(),
             unplug: None,
             moves: Vec::new(),
-            replug_wanted: None,
-            replugged: None,
+            replug: Task::default(),
             waits_until_ns: None,
             scheduling: VmScheduling::default(),
             homing: Homing::new(now_ns),
@@ -203,7 +203,7 @@ impl Vm {
             described_ns: now_ns,
             look_ns: None,
             marked: false,
-            unmarking: false,
+            mark: Task::default(),
             came_along: false,
             migration: None,
         }
@@ -212,6 +212,11 @@ impl Vm {
     /// The generation of the next publication, unless one is being written or there is no channel for it.
     pub(crate) fn may_publish(&self) -> Option<u64> {
         self.channel.generation().filter(|_| !self.publication.is_under_way())
+    }
+
+    /// It has no channel, and none of its vCPUs is being replugged.
+    pub fn is_free(&self) -> bool {
+        self.channel == ChannelState::Detached && !self.replug.is_under_way()
     }
 
     /// Its guest has not arrived yet: its hypervisor waits for a migration.
@@ -246,13 +251,26 @@ impl Vm {
         self.waiting_unplug()?.step(answers, now_ns)
     }
 
+    /// It is marked, and the mark is not to go.
+    pub fn stays_marked(&self) -> bool {
+        self.marked && self.mark.what().or(self.mark.last.as_ref()) != Some(&false)
+    }
+
+    /// The connection to its hypervisor is lost: nothing that was asked over it is answered.
+    pub fn connection_lost(&mut self) {
+        self.plug.give_up();
+        self.replug.give_up();
+        self.mark.last = self.mark.what().copied().or(self.mark.last);
+        self.mark.give_up();
+        self.homing.sizes.values_mut().filter_map(|of| of.resize.as_mut()).for_each(Resize::connection_lost);
+    }
+
     /// It is marked to be attached, runs without a channel, and is not about to leave.
     pub fn is_to_be_attached(&self) -> bool {
-        self.marked
-            && !self.unmarking
+        self.stays_marked()
             && self.channel == ChannelState::Detached
             && self.description.run_state == RunState::Running
-            && self.replug_wanted.is_none()
+            && self.replug.what().is_none()
             && self.migration.as_ref().is_none_or(Migration::may_attach)
     }
 
@@ -353,7 +371,7 @@ impl Vm {
         let ready = self.source == DescriptionSource::Hypervisor
             && self.description.run_state == RunState::Running
             && !self.is_migrating()
-            && matches!(self.channel, ChannelState::Detached | ChannelState::Replugging(_));
+            && self.channel == ChannelState::Detached;
         let vcpus = self.description.vcpus.iter().filter(|vcpu| ready && vcpu.index != 0);
         vcpus.filter_map(|vcpu| Some((vcpu.apic_id, self.astray(vcpu.apic_id)?))).collect()
     }
@@ -433,13 +451,13 @@ impl ManagedVm {
         let publication = vm
             .filter(|vm| vm.may_publish().is_some())
             .and_then(|vm| vm.placement.next_deadline_ns(&policies.settle));
-        let free = |vm: &&Vm| vm.channel == ChannelState::Detached && self.responsive().is_some();
+        let free = |vm: &&Vm| vm.is_free() && self.responsive().is_some();
         let waits = vm.filter(free).and_then(|vm| vm.waits_until_ns);
         let look = vm.and_then(|vm| vm.look_ns);
         let looks = vm.map(|vm| &vm.homing.observation).filter(|task| !task.is_under_way());
         let observation = looks.and_then(|task| task.wanted).map(|(due_ns, _)| due_ns);
         let answers = self.responsive().is_some();
-        let migration = vm.and_then(|vm| vm.migration.as_ref()?.deadline_ns(answers));
+        let migration = vm.and_then(|vm| vm.migration.as_ref()?.due(answers, 0)).map(|(_, due_ns)| due_ns);
         let unplug = vm.and_then(|vm| vm.waiting_unplug()?.deadline_ns(answers));
         [retry, publication, waits, look, observation, migration, unplug].into_iter().flatten().min()
     }

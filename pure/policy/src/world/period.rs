@@ -1,10 +1,9 @@
 //! What a period has shown of the host's vCPUs and their masks. It is noted here; nothing is decided.
 
 use super::{
-    ManagedVm, VmId, World,
+    ManagedVm, TaskId, VmId, World,
     masks::{LastStep, Mechanism, PolicyMask, VcpuMask},
     reading::{HostReading, VmReading},
-    task::TaskId,
 };
 use crate::scheduling::{Machine, Place, Policy};
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! Guest nodes that grow and shrink: what is there, what an operator may want, and the next step of each change.
 
-use super::{DescriptionSource, Vm, VmId, World};
+use super::{DescriptionSource, TaskId, Vm, VmId, World};
 use crate::{
     Reason,
     memory_move::NodeMemory,
@@ -277,19 +277,19 @@ impl World {
         Some(requests)
     }
 
-    /// QEMU has answered to what was asked of a device of this guest node. Returns the change if it has failed by that.
+    /// QEMU has answered what it was asked of a change. Returns the change if it has failed by that.
     pub fn resize_answered(
         &mut self,
-        id: VmId,
-        guest_node: GuestNodeId,
+        task: TaskId,
         outcome: Result<(), String>,
         now_ns: u64,
     ) -> Option<Resize> {
-        let (_, vm) = self.vm_mut(id)?;
-        let sizing = vm.homing.sizes.get_mut(&guest_node)?;
+        let (_, vm) = self.vm_mut(task.vm)?;
+        let waits = |sizing: &&mut NodeSizing| sizing.resize.as_ref().is_some_and(|of| of.waits_for(task));
+        let sizing = vm.homing.sizes.values_mut().find(waits)?;
         let resize = sizing.resize.as_mut()?;
         let before = resize.phase();
-        resize.answered(outcome);
+        resize.answered(task, outcome);
         let failed = resize.phase() == ResizePhase::Failed && before != ResizePhase::Failed;
         let resize = resize.clone();
         sizing.ended(now_ns);

@@ -47,8 +47,8 @@ const PLACES: usize = 4096;
 pub(super) enum Order {
     /// Moves memory of this process of a VM; [`Event::MemoryMoved`] follows, now and then and at the end.
     Move { task: TaskId, pid: i32, pidfd: Option<Arc<OwnedFd>>, order: MoveMemory },
-    /// Ends what is under way for a VM; the event follows.
-    Stop(VmId),
+    /// Ends a move; the event follows.
+    Stop(TaskId),
 }
 
 /// When the worker is dropped, jobs end after their batch.
@@ -103,8 +103,8 @@ impl Task {
                     }
                 }
             }
-            Order::Stop(vm) => {
-                if let Some(at) = self.jobs.iter().position(|job| job.task.vm == vm)
+            Order::Stop(task) => {
+                if let Some(at) = self.jobs.iter().position(|job| job.task == task)
                     && let Some(mut job) = self.jobs.remove(at)
                 {
                     job.moved.problem = Some("it was stopped".to_owned());
@@ -287,7 +287,7 @@ mod tests {
         move_memory(of(1), None, order(0, 1, 1));
         // From a node that it has no pages on.
         move_memory(of(2), pidfd.clone(), order(1000, 0, MIB as u64));
-        mover.order(Order::Stop(3));
+        mover.order(Order::Stop(TaskId { number: 9, ..of(2) }));
         let mut ended = Vec::new();
         while ended.len() < 2 {
             let turn = inbox.take(Instant::now() + Duration::from_secs(60), &[]).expect("open");
@@ -313,7 +313,9 @@ mod tests {
             eprintln!("skipped: this kernel has no NUMA");
             return;
         }
-        task.take(Order::Stop(1));
+        task.take(Order::Stop(TaskId { number: 9, ..of(1) }));
+        assert_eq!(task.jobs.len(), 2, "another move of that VM");
+        task.take(Order::Stop(of(1)));
         let left: Vec<_> = task.jobs.iter().map(|job| job.task.vm).collect();
         assert_eq!(left, [2]);
         assert_eq!(ended(&inbox).problem.as_deref(), Some("it was stopped"));

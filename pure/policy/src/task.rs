@@ -19,7 +19,7 @@ pub struct TaskId {
 }
 
 /// A task: `W` is what is wanted, `B` what is known of it while it is under way, and `E` how it ended.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Task<W = (), B = W, E = ()> {
     /// What is to begin next.
     pub wanted: Option<W>,
@@ -50,6 +50,11 @@ impl<W, B, E> Task<W, B, E> {
         self.begun.as_ref().map(|(_, what)| what)
     }
 
+    /// The id of the one that is under way.
+    pub fn id(&self) -> Option<TaskId> {
+        self.begun.as_ref().map(|(id, _)| *id)
+    }
+
     /// Is it under way?
     pub fn is_under_way(&self) -> bool {
         self.begun.is_some()
@@ -68,6 +73,11 @@ impl<W, B, E> Task<W, B, E> {
     /// Ends the task that is under way, if it has this id, and returns what was known of it.
     pub fn end(&mut self, id: TaskId) -> Option<B> {
         self.begun.take_if(|(begun, _)| *begun == id).map(|(_, what)| what)
+    }
+
+    /// It is not wanted any more and, if it is under way, not waited for.
+    pub fn give_up(&mut self) {
+        (self.wanted, self.begun) = (None, None);
     }
 }
 
@@ -91,5 +101,8 @@ mod tests {
         assert_eq!((task.wanted, task.is(id(1)), task.is(id(2))), (None, true, false));
         assert_eq!((task.end(id(2)), task.get_mut(id(2))), (None, None), "of another one");
         assert_eq!((task.end(id(1)), task.end(id(1)), task.is_under_way()), (Some(7), None, false));
+        task.begin(id(3), 8);
+        task.give_up();
+        assert_eq!((task.end(id(3)), task.what()), (None, None), "nobody waits for it");
     }
 }
