@@ -15,16 +15,23 @@ mod runtimes;
 mod topology;
 mod vprobe;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::{FromArgMatches, Subcommand};
-use serde::Serialize;
-use serde_json::Value;
-use std::{path::PathBuf, process::Command};
-use vnuma_bench_figures::{
-    ending,
-    goals::{Limit, check_limits},
+use std::{
+    ffi::OsString,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
 };
-use vnuma_lab_runner::{RunDirectory, build_binaries, build_release_binaries, end_on_signals, run_directory};
+use vnuma_bench_figures::{
+    cells::{Options, Part},
+    configuration::{self, Input},
+    ending,
+    report::{Form, Results},
+};
+use vnuma_lab_runner::{
+    Image, Progress, RunDirectory, build_binaries, build_release_binaries, end_on_signals, run_directory,
+};
 use vnuma_scenario::waiting;
 
 use crate::steps::workspace;
@@ -43,19 +50,19 @@ pub struct Arguments {
 #[derive(Subcommand)]
 enum Which {
     /// What vnumad costs with hundreds of VMs, and how fast it publishes, on this machine
-    Daemon(FormAndJson),
+    Daemon(Common),
     /// What a decision of each scheduling policy costs, with 4096 vCPUs on 64 nodes, placing a VM, and a look at 1 TiB
-    Decide(Form),
+    Decide(Common),
     /// How fast pages move between nodes: each protocol, its parts, and the floor
-    Dsm(Form),
+    Dsm(Common),
     /// What placements do for a fleet of servers, compared with the rules of others, simulated
-    Fleet(FormAndJson),
+    Fleet(Common),
     /// What the lab's counters cost: boot and loops, with and without, interleaved
-    Lab(Form),
+    Lab(Common),
     /// What memory policies do for VMs whose memory is displaced, beside AutoNUMA and others
     Memory(memory::Arguments),
     /// How long it takes until the guest of a VM that migrates is told where it is
-    Migrate(Form),
+    Migrate(Common),
     /// What the place of a VM costs its workloads on passthrough devices
     Nuioa(nuioa::Arguments),
     /// What language runtimes and allocators in a VM lose when its vCPUs move, by who is told
@@ -66,45 +73,114 @@ enum Which {
     Vprobe(vprobe::Arguments),
 }
 
-/// How much is measured.
+/// What each benchmark understands.
 #[derive(Clone, Copy, Default, clap::Args)]
-struct Form {
-    /// The full form, which takes longer
-    #[arg(long, conflicts_with = "smoke")]
-    full: bool,
-    /// A form of at most two minutes, of which nothing is judged but that figures come out
-    #[arg(long)]
-    smoke: bool,
-}
-
-#[derive(clap::Args)]
-struct FormAndJson {
+struct Common {
     #[command(flatten)]
     form: Form,
     /// Print the report instead of a table
     #[arg(long)]
     json: bool,
+    /// Measure again what was measured before
+    #[arg(long)]
+    anew: bool,
+    #[command(flatten)]
+    part: Part,
 }
 
-impl Form {
-    /// For a program that has both.
-    fn words(self) -> Vec<String> {
-        let words = [(self.full, "--full"), (self.smoke, "--smoke")];
-        words.into_iter().filter(|(chosen, _)| *chosen).map(|(_, word)| word.to_owned()).collect()
+/// A benchmark that is run: where its report and its cells are, and what is measured.
+struct Run {
+    results: Results,
+    options: Options,
+}
+
+impl Common {
+    fn has_one_form(&self) -> Result<()> {
+        ensure!(!self.form.full, "this benchmark has one form, and a short one");
+        Ok(())
     }
 
-    fn name(self) -> &'static str {
-        match self {
-            Self { full: true, .. } => "full",
-            Self { smoke: true, .. } => "smoke",
-            _ => "reduced",
+    /// That of a name. These files and folders decide the figures. What was measured before is kept if they are what they were then; a short
+    /// form always measures.
+    fn run(&self, name: &str, inputs: &[Input]) -> Result<Run> {
+        let Self { form, json, anew, part } = *self;
+        let folder = if form.smoke { format!("{name}-smoke") } else { name.to_owned() };
+        let directory = workspace().join("target/bench").join(folder);
+        fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;
+        let configuration = configuration::of(if form.smoke { &[] } else { inputs })?.hash;
+        let store = directory.join(format!("{}-{configuration}.jsonl", form.name()));
+        if (anew || form.smoke) && store.exists() {
+            fs::remove_file(&store).with_context(|| store.display().to_string())?;
         }
+        let options = Options { commit: commit(), configuration, store: Some(store), part };
+        Ok(Run { results: Results { directory, form, json }, options })
+    }
+}
+
+impl Run {
+    fn store(&self) -> &Path {
+        self.options.store.as_deref().unwrap_or(&self.results.directory)
     }
 
-    /// The folder of the report: a short form leaves that of others alone.
-    fn folder(self, name: &str) -> String {
-        if self.smoke { format!("{name}-smoke") } else { name.to_owned() }
+    /// For a program that measures, and finds the store there.
+    fn to_measure(&self, store: &Path) -> Vec<String> {
+        let Options { commit, configuration, part: Part { cells, minutes }, .. } = &self.options;
+        let numbers = [("--cells", cells.map(|cells| cells as u64)), ("--minutes", *minutes)];
+        let numbers = numbers.into_iter().filter_map(|(name, number)| Some((name, number?.to_string())));
+        [("--commit", commit.clone()), ("--configuration", configuration.clone())]
+            .into_iter()
+            .chain([("--store", store.display().to_string())])
+            .chain(numbers)
+            .flat_map(|(name, value)| [name.to_owned(), value])
+            .collect()
     }
+
+    /// For a program that writes the report.
+    fn to_report(&self) -> Vec<String> {
+        let Results { directory, form, json } = &self.results;
+        let json = json.then(|| "--json".to_owned());
+        let directory = ["--directory".to_owned(), directory.display().to_string()];
+        directory.into_iter().chain(form.words()).chain(json).collect()
+    }
+}
+
+/// By their own names.
+fn inputs(paths: &[PathBuf]) -> Vec<Input> {
+    let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    paths.iter().map(|path| Input { name: name(path), path: path.clone() }).collect()
+}
+
+/// What decides figures of this machine, besides programs: its kernel, and the CPUs that it has.
+fn of_machine() -> Vec<Input> {
+    inputs(&["/proc/sys/kernel/osrelease", "/sys/devices/system/cpu/online"].map(PathBuf::from))
+}
+
+/// The same of the lab's servers: all that they are made of.
+fn of_lab() -> Result<Vec<Input>> {
+    let image = Image::ensure(Progress::Show)?;
+    // Names and versions of everything in the image; the kernels themselves, as they are entered.
+    let packages = Input { name: "packages".to_owned(), path: image.tree().join("var/lib/dpkg/status") };
+    let kernels = image.kernels().iter().enumerate();
+    let kernels = kernels
+        .map(|(number, kernel)| Input { name: format!("kernel-{number}"), path: image.vmlinux(kernel) });
+    let folders = ["lab", "abi/lab-counters"]
+        .map(|folder| Input { name: folder.to_owned(), path: workspace().join(folder) });
+    Ok([packages].into_iter().chain(kernels).chain(folders).collect())
+}
+
+/// Builds programs and runs the last one here, with the arguments that it gets of all of them. It measures and judges.
+fn run_here(
+    common: &Common,
+    name: &str,
+    programs: &[(&str, &str)],
+    arguments: impl FnOnce(&[PathBuf], &Run) -> Result<Vec<OsString>>,
+) -> Result<()> {
+    let built = build(common.form.smoke, programs)?;
+    let run = common.run(name, &[inputs(&built), of_machine()].concat())?;
+    let mut program = Command::new(built.last().context("the benchmark's program")?);
+    program.args(arguments(&built, &run)?).args(run.to_measure(run.store())).args(run.to_report());
+    let _scratch = with_scratch(&mut program)?;
+    judged(&mut program)
 }
 
 /// Runs a benchmark, or lists them.
@@ -128,13 +204,13 @@ fn list() -> clap::Command {
 impl Which {
     fn run(&self) -> Result<()> {
         match self {
-            Self::Daemon(arguments) => daemon::run(arguments),
-            Self::Decide(form) => decide::run(*form),
-            Self::Dsm(form) => dsm::run(*form),
-            Self::Fleet(arguments) => fleet::run(arguments),
-            Self::Lab(form) => lab::run(*form),
+            Self::Daemon(common) => daemon::run(common),
+            Self::Decide(common) => decide::run(common),
+            Self::Dsm(common) => dsm::run(common),
+            Self::Fleet(common) => fleet::run(common),
+            Self::Lab(common) => lab::run(common),
             Self::Memory(arguments) => memory::run(arguments),
-            Self::Migrate(form) => migrate::run(*form),
+            Self::Migrate(common) => migrate::run(common),
             Self::Nuioa(arguments) => nuioa::run(arguments),
             Self::Runtimes(arguments) => runtimes::run(arguments),
             Self::Topology(arguments) => topology::run(arguments),
@@ -185,25 +261,6 @@ fn judged(program: &mut Command) -> Result<()> {
     let name = program.get_program().to_string_lossy().into_owned();
     let status = program.current_dir(workspace()).status().with_context(|| name.clone())?;
     ending::of(&name, status)
-}
-
-/// Prints the goals of a report, and checks them.
-fn check_goals(report: &Value) -> Result<()> {
-    let goals: Vec<Limit> = serde_json::from_value(report["goals"].clone()).context("goals of the report")?;
-    goals.iter().for_each(|goal| println!("{goal}"));
-    check_limits(&goals)
-}
-
-/// Writes a report and says where.
-fn write_report(name: &str, report: &impl Serialize) -> Result<()> {
-    let directory = workspace().join("target/bench").join(name);
-    std::fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;
-    let path = directory.join("report.json");
-    let text = serde_json::to_string_pretty(report)? + "\n";
-    std::fs::write(&path, text).with_context(|| path.display().to_string())?;
-    // Not among what may be read by a program.
-    eprintln!("report: {}", path.display());
-    Ok(())
 }
 
 #[cfg(test)]

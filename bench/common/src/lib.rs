@@ -2,13 +2,11 @@
 //! server's kernel and numad do beside them; and what their judges share.
 
 pub mod bars;
-pub mod cells;
 pub mod frames;
 pub mod guest_memory;
 pub mod host;
 pub mod judging;
-pub mod report;
 pub mod talk;
 pub mod threads;
 
-pub use vnuma_bench_figures::{ending, goals, stats};
+pub use vnuma_bench_figures::{cells, configuration, ending, goals, report, stats};

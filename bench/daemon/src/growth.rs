@@ -6,7 +6,7 @@ use crate::{
     readers::Clients,
     row::{Host, Plan, progress},
 };
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::{
     path::Path,
     thread,
@@ -26,7 +26,7 @@ const WINDOW: Duration = Duration::from_secs(4);
 const DRAIN: Duration = Duration::from_millis(500);
 
 /// What bench/README.md explains.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Growth {
     pub vms: [usize; 2],
     pub moves_per_s: u64,

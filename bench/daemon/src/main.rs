@@ -31,45 +31,24 @@ mod yardstick;
 
 use anyhow::Context;
 use clap::Parser;
-use figures::{Row, goals};
-use growth::Growth;
+use figures::{Measured, goals, table};
 use readers::Clients;
 use row::Plan;
-use serde::Serialize;
+use serde_json::json;
 use std::{path::PathBuf, process::ExitCode, time::Duration};
 use vnuma_bench_figures::{
+    cells::{Cells, Options},
     ending,
-    goals::{Limit, check_limits},
+    report::{Form, Results},
     stats::load_average,
 };
+use yardstick::Yardstick;
 
 #[derive(Parser)]
 #[command(name = "bench-daemon", about = "What vnumad costs with hundreds of VMs")]
 enum Command {
-    /// All rows; the last line on stdout is one JSON object
-    Run {
-        /// The daemon to measure
-        #[arg(long)]
-        vnumad: PathBuf,
-        /// Longer windows, and more rows
-        #[arg(long)]
-        full: bool,
-        /// A few VMs for some seconds, which say only that it works
-        #[arg(long, conflicts_with = "full")]
-        smoke: bool,
-        /// One row only: BACKEND,LOCATIONS,VMS,MOVES_PER_S[,scrapers]
-        #[arg(long, value_name = "ROW")]
-        only: Option<String>,
-        /// How the cost of a move grows with the number of VMs, and no row
-        #[arg(long, conflicts_with_all = ["full", "smoke", "only"])]
-        growth: bool,
-        /// Seconds of each window
-        #[arg(long)]
-        seconds: Option<u64>,
-        /// Keeps vnumad's log there
-        #[arg(long, value_name = "FILE")]
-        log: Option<PathBuf>,
-    },
+    /// All rows
+    Run(Arguments),
     /// What a move costs, beside another vnumad that is moved in turn; one JSON object on stdout
     Compare {
         /// The daemon to measure
@@ -84,30 +63,27 @@ enum Command {
     Qemu(qemu::Arguments),
 }
 
-/// What is printed for xtask.
-#[derive(Serialize)]
-struct Report {
-    source: &'static str,
-    configuration: Configuration,
-    /// What the system calls of a move cost by themselves, before each row and after the last one.
-    yardstick_us: Vec<f64>,
-    rows: Vec<Row>,
-    /// `None`: not asked for.
-    growth: Option<Growth>,
-    goals: Vec<Limit>,
-}
-
-#[derive(Serialize)]
-struct Configuration {
-    full: bool,
-    kernel: String,
-    cpus: usize,
-    vcpus_per_vm: usize,
-    readers: readers::Configuration,
-    rest_s: u64,
-    moves_s: u64,
-    load_average_before: f64,
-    load_average_after: f64,
+#[derive(clap::Args)]
+struct Arguments {
+    /// The daemon to measure
+    #[arg(long)]
+    vnumad: PathBuf,
+    #[command(flatten)]
+    options: Options,
+    #[command(flatten)]
+    results: Results,
+    /// One row only: BACKEND,LOCATIONS,VMS,MOVES_PER_S[,scrapers]
+    #[arg(long, value_name = "ROW")]
+    only: Option<String>,
+    /// How the cost of a move grows with the number of VMs, and no row
+    #[arg(long, conflicts_with_all = ["full", "smoke", "only"])]
+    growth: bool,
+    /// Seconds of each window
+    #[arg(long)]
+    seconds: Option<u64>,
+    /// Keeps vnumad's log there
+    #[arg(long, value_name = "FILE")]
+    log: Option<PathBuf>,
 }
 
 /// By what VMs are found and locations are learned, VMs, moves a second, and who asks meanwhile.
@@ -158,64 +134,75 @@ fn run(command: Command) -> anyhow::Result<()> {
             println!("{}", serde_json::to_string(&compared::measure(&vnumad, &beside)?)?);
             Ok(())
         }
-        Command::Run { vnumad, full, smoke, only, growth, seconds, log } => {
-            let seconds = seconds.unwrap_or(if full { 60 } else { 20 - 18 * u64::from(smoke) });
-            let (only_growth, growth) = (growth, growth || only.is_none() && !smoke);
-            let rows = match only {
-                Some(row) => vec![parse_row(&row)?],
-                None if only_growth => Vec::new(),
-                None if full => FULL.into(),
-                None if smoke => SMOKE.into(),
-                None => REDUCED.into(),
-            };
-            let window = Duration::from_secs(seconds);
-            let load_average_before = load_average();
-            let (mut measured, mut yardstick_us) = (Vec::new(), vec![yardstick::measure()?]);
-            for (number, &(backend, locations, vms, moves_per_s, clients)) in rows.iter().enumerate() {
-                eprintln!(
-                    "row {} of {}: {backend}, {locations}, {vms} VMs, {moves_per_s} moves a second, {clients:?}",
-                    number + 1,
-                    rows.len()
-                );
-                let plan = Plan {
-                    vnumad: &vnumad,
-                    backend,
-                    locations,
-                    vms,
-                    moves_per_s,
-                    clients,
-                    window,
-                    log: log.as_deref(),
-                };
-                let row = row::measure(&plan)?;
-                eprintln!("{}\n{}", figures::HEADING, row.line());
-                measured.push(row);
-                yardstick_us.push(yardstick::measure()?);
-            }
-            let growth = growth.then(|| growth::measure(&vnumad, log.as_deref())).transpose()?;
-            eprintln!("yardstick: {yardstick_us:.2?} us of CPU time for the system calls of a move");
-            let report = Report {
-                source: "measured",
-                configuration: Configuration {
-                    full,
-                    kernel: nix::sys::utsname::uname()?.release().to_string_lossy().into_owned(),
-                    cpus: std::thread::available_parallelism()?.get(),
-                    vcpus_per_vm: vms::VCPUS,
-                    readers: readers::CONFIGURATION,
-                    rest_s: seconds,
-                    moves_s: seconds,
-                    load_average_before,
-                    load_average_after: load_average(),
-                },
-                goals: if smoke { Vec::new() } else { goals(&measured, growth.as_ref(), &yardstick_us) },
-                yardstick_us,
-                rows: measured,
-                growth,
-            };
-            println!("{}", serde_json::to_string(&report)?);
-            check_limits(&report.goals)
-        }
+        Command::Run(arguments) => measure(arguments),
     }
+}
+
+impl Arguments {
+    fn rows(&self) -> anyhow::Result<Vec<Wanted>> {
+        Ok(match (&self.only, self.results.form) {
+            (Some(row), _) => vec![parse_row(row)?],
+            (None, _) if self.growth => Vec::new(),
+            (None, Form { full: true, .. }) => FULL.into(),
+            (None, Form { smoke: true, .. }) => SMOKE.into(),
+            (None, _) => REDUCED.into(),
+        })
+    }
+}
+
+fn measure(arguments: Arguments) -> anyhow::Result<()> {
+    let rows = arguments.rows()?;
+    let Arguments { vnumad, options, results, only, growth, seconds, log } = arguments;
+    let Form { full, smoke } = results.form;
+    let seconds = seconds.unwrap_or(if full { 60 } else { 20 - 19 * u64::from(smoke) });
+    let (window, log, load_average_before) = (Duration::from_secs(seconds), log.as_deref(), load_average());
+    let (mut cells, mut measured) = (Cells::stored(&options)?, Vec::new());
+    for (backend, locations, vms, moves_per_s, clients) in rows {
+        let name = format!(
+            "{backend}, {locations}, {vms} VMs, {moves_per_s} moves a second, {clients:?}, windows of {seconds} s"
+        );
+        let vnumad = &vnumad;
+        let plan = Plan { vnumad, backend, locations, vms, moves_per_s, clients, window, log };
+        measured.extend(cells.measure(&name, || {
+            let before = Yardstick::measure()?;
+            let row = row::measure(&plan)?;
+            let shown = format!("\n{}{before:.2?}", table(std::slice::from_ref(&row)));
+            Ok((Measured { row, yardsticks: [before, Yardstick::measure()?] }, shown))
+        })?);
+    }
+    let growth = match growth || only.is_none() && !smoke {
+        true => cells.measure("growth", || Ok((growth::measure(&vnumad, log)?, String::new())))?,
+        false => None,
+    };
+    let goals = if smoke { Vec::new() } else { goals(&measured, growth.as_ref()) };
+    let yardsticks = |of: fn(&Yardstick) -> f64| {
+        measured.iter().flat_map(|one| one.yardsticks.iter().map(of)).collect::<Vec<_>>()
+    };
+    let rows: Vec<_> = measured.iter().map(|one| one.row.clone()).collect();
+    let report = json!({
+        "source": "measured",
+        "commit": options.commit,
+        "measured_by": cells.measured_by,
+        "configuration": {
+            "full": full,
+            "kernel": nix::sys::utsname::uname()?.release().to_string_lossy(),
+            "cpus": std::thread::available_parallelism()?,
+            "vcpus_per_vm": vms::VCPUS,
+            "readers": readers::CONFIGURATION,
+            "rest_s": seconds,
+            "moves_s": seconds,
+            "load_average_before": load_average_before,
+            "load_average_after": load_average(),
+        },
+        // Before and after each row.
+        "yardstick_us": yardsticks(|one| one.us),
+        "yardstick_ms": yardsticks(|one| one.ms),
+        "rows": rows,
+        "growth": growth,
+        "goals": goals,
+    });
+    let judged = results.end(&report, &table(&rows), &goals);
+    cells.end().and(judged)
 }
 
 fn parse_row(text: &str) -> anyhow::Result<Wanted> {

@@ -2,7 +2,7 @@
 //! metrics.
 
 use crate::{daemon::Daemon, vms};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::{
     sync::{
         Arc,
@@ -29,7 +29,7 @@ pub const CONFIGURATION: Configuration =
     Configuration { askers: 48, watchers: 2, vm_every_ms: 100, list_every_ms: 10_000 };
 
 /// Of a row.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Clients {
     /// [`CONFIGURATION`].

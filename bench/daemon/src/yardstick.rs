@@ -1,8 +1,10 @@
-//! What a move must cost whoever publishes it: the system calls that it cannot do without, in a loop of their own. The cost of a move is
-//! judged by it, so that a slow machine is slow for both.
+//! What a move must cost whoever publishes it, and how long a publication must take, each in a loop of its own. Figures of vnumad are
+//! judged by them, so that a slow machine is slow for both.
 //!
-//! A thread is woken by an event, takes it, rings the guest, is woken by the acknowledgement, and takes that: two times `epoll_wait`
+//! Cost: a thread is woken by an event, takes it, rings the guest, is woken by the acknowledgement, and takes that: two times `epoll_wait`
 //! and `read` of an eventfd, and a `write` between them, as often a second as vCPUs move.
+//!
+//! Time: a thread sleeps until it is to look for moves, as vnumad does in a busy time, and wakes a guest, which takes that.
 
 use anyhow::{Context, anyhow};
 use nix::{
@@ -12,13 +14,61 @@ use nix::{
     },
     time::{ClockId, clock_gettime},
 };
-use std::{thread, time::Duration};
+use serde::{Deserialize, Serialize};
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+use vnuma_bench_figures::stats::Samples;
 
-const ROUNDS: u32 = 3000;
+const ROUNDS: u32 = 1500;
 const PER_SECOND: u32 = 1000;
+/// Publications, and how long a thread sleeps before each.
+const PUBLICATIONS: usize = 300;
+const LOOK: Duration = Duration::from_millis(4);
 
-/// CPU time of a round, microseconds.
-pub fn measure() -> anyhow::Result<f64> {
+/// What was timed at one moment.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Yardstick {
+    /// CPU time of the system calls of a move, microseconds.
+    pub us: f64,
+    /// Time of a publication, milliseconds: 99th percentile.
+    pub ms: f64,
+}
+
+impl Yardstick {
+    /// Times both, one after the other.
+    pub fn measure() -> anyhow::Result<Self> {
+        Ok(Self { us: cost_us()?, ms: publication_ms()? })
+    }
+}
+
+fn publication_ms() -> anyhow::Result<f64> {
+    let [ring, taken] = [EventFd::new()?, EventFd::new()?];
+    thread::scope(|scope| {
+        let guest = scope.spawn(|| -> nix::Result<Vec<Instant>> {
+            let take = |_| {
+                ring.read()?;
+                let now = Instant::now();
+                taken.write(1)?;
+                Ok(now)
+            };
+            (0..PUBLICATIONS).map(take).collect()
+        });
+        let mut begun = Vec::with_capacity(PUBLICATIONS);
+        for _ in 0..PUBLICATIONS {
+            begun.push(Instant::now());
+            thread::sleep(LOOK);
+            ring.write(1)?;
+            taken.read()?;
+        }
+        let ended = guest.join().map_err(|_| anyhow!("the thread panicked"))?.context("the yardstick")?;
+        let took = ended.iter().zip(&begun).map(|(ended, begun)| (*ended - *begun).as_secs_f64() * 1e3);
+        took.collect::<Samples>().percentile(99).context("nothing was timed")
+    })
+}
+
+fn cost_us() -> anyhow::Result<f64> {
     let [moved, ring, acknowledged] = [EventFd::new()?, EventFd::new()?, EventFd::new()?];
     let waiting = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
     for event in [&moved, &acknowledged] {
@@ -60,8 +110,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_round_takes_time_of_a_cpu_but_not_all_of_it() {
-        let us = measure().expect("measured");
+    fn a_round_takes_time_of_a_cpu_but_not_all_of_it_and_a_publication_more_than_it_sleeps() {
+        let Yardstick { us, ms } = Yardstick::measure().expect("measured");
         assert!(us > 0.0 && us < 1e6 / f64::from(PER_SECOND), "{us} us");
+        assert!(ms > LOOK.as_secs_f64() * 1e3, "{ms} ms");
     }
 }

@@ -17,8 +17,9 @@ mod report;
 mod spent;
 mod transport;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use clap::Parser;
+use report::Faults;
 use std::{
     fs,
     net::Ipv4Addr,
@@ -26,7 +27,12 @@ use std::{
     process::ExitCode,
     time::Duration,
 };
-use vnuma_bench_figures::{ending, goals::check_limits};
+use vnuma_bench_figures::{
+    cells::{Cells, Options},
+    ending,
+    goals::Limit,
+    report::Results,
+};
 
 #[derive(Parser)]
 #[command(
@@ -34,9 +40,10 @@ use vnuma_bench_figures::{ending, goals::check_limits};
     about = "Remote page faults of each protocol, their floor, transports, and programs"
 )]
 struct Arguments {
-    /// Where the report goes; the picture goes beside it
-    #[arg(long, default_value = "target/bench/dsm/report.json")]
-    report: PathBuf,
+    #[command(flatten)]
+    options: Options,
+    #[command(flatten)]
+    results: Results,
     /// dsm-run, for the programs; without it they are left out
     #[arg(long)]
     dsm_run: Option<PathBuf>,
@@ -76,9 +83,6 @@ struct Arguments {
     /// Only the rows of these modes, and the floor
     #[arg(long, value_name = "MODE", value_delimiter = ',')]
     modes: Vec<String>,
-    /// One transport and few faults, which say only that it works
-    #[arg(long)]
-    smoke: bool,
     /// This process keeps its CPU from sleeping
     #[arg(long, hide = true)]
     keep_awake: bool,
@@ -90,6 +94,18 @@ impl Arguments {
     /// Of the short form.
     fn reduced(self) -> Self {
         Self { rounds: 100, passes: 1, repeats: 1, bytes: 1 << 20, only: vec!["tcp".to_owned()], ..self }
+    }
+
+    /// A report with the rows of `--rows` besides.
+    fn with_rows(&self, report: &report::Report) -> Result<serde_json::Value> {
+        let mut value = serde_json::to_value(report)?;
+        if let (Some(path), Some(rows)) = (&self.rows, value["rows"].as_array_mut()) {
+            let at = || path.display().to_string();
+            let text = fs::read_to_string(path).with_context(at)?;
+            let mut more: serde_json::Value = serde_json::from_str(&text).with_context(at)?;
+            rows.append(more["rows"].as_array_mut().with_context(|| format!("{}: rows: no list", at()))?);
+        }
+        Ok(value)
     }
 }
 
@@ -104,34 +120,47 @@ fn run(arguments: Arguments) -> Result<()> {
     if arguments.seat.serve()? {
         return Ok(());
     }
-    let arguments = if arguments.smoke { arguments.reduced() } else { arguments };
+    let arguments = if arguments.results.form.smoke { arguments.reduced() } else { arguments };
     let mut report = report::Report::new();
     place::measured()?;
     if let Some(address) = arguments.rdma {
         return rdma(&arguments, address);
     }
+    let mut cells = Cells::stored(&arguments.options)?;
+    report.commit.clone_from(&arguments.options.commit);
     report.rdma_skipped.clone_from(&arguments.rows_skipped);
-    report.wake_up_asleep_us = Some(parts::wake_up(arguments.rounds)?);
-    let awake = place::Awake::begin()?;
-    report.local_fault_us = Some(floor::local(arguments.rounds)?);
-    report.wake_up_us = Some(parts::wake_up(arguments.rounds)?);
+    let local = cells.measure("wake-ups and local faults", || {
+        let asleep = parts::wake_up(arguments.rounds)?;
+        let _awake = place::Awake::begin()?;
+        let figures = [asleep, floor::local(arguments.rounds)?, parts::wake_up(arguments.rounds)?];
+        Ok((figures, String::new()))
+    })?;
+    [report.wake_up_asleep_us, report.local_fault_us, report.wake_up_us] =
+        local.map_or([None; 3], |local| local.map(Some));
     let wanted = |kind: &peer::Kind| {
         arguments.only.is_empty() || arguments.only.iter().any(|only| only == kind.name())
     };
     for kind in peer::ALL.into_iter().filter(wanted) {
-        faults(&arguments, kind, &mut report).with_context(|| kind.name())?;
+        let found = cells.measure(&format!("{}, faults", kind.name()), || {
+            place::measured()?;
+            let _awake = place::Awake::begin()?;
+            Ok((faults(&arguments, kind, &report)?, String::new()))
+        })?;
+        if let Some(Faults { rows, transports, parts }) = found {
+            report.rows.extend(rows);
+            report.transports.extend(transports);
+            report.floor_parts.push(parts);
+        }
     }
-    drop(awake);
     place::anywhere()?;
-    report.faulty_peers = faulty::all().context("faulty peers")?;
+    let answers =
+        cells.measure("faulty peers", || Ok((faulty::all().context("faulty peers")?, String::new())))?;
+    report.faulty_peers = answers.unwrap_or_default();
     if let Some(dsm_run) = &arguments.dsm_run {
-        run_programs(&arguments, dsm_run, &wanted, &mut report)?;
+        run_programs(&arguments, dsm_run, &wanted, &mut report, &mut cells)?;
     }
     match &arguments.mpi {
-        Some(mpi) => {
-            let programs = programs::mpi(mpi, arguments.repeats, &mut report.failures);
-            report.programs.extend(programs);
-        }
+        Some(mpi) => report.programs.extend(programs::mpi(mpi, arguments.repeats, &mut cells)?),
         None => report.mpi_skipped = Some(arguments.mpi_skipped.clone().unwrap_or("no --mpi".to_owned())),
     }
     report
@@ -139,17 +168,17 @@ fn run(arguments: Arguments) -> Result<()> {
         .load_average
         .push(fs::read_to_string("/proc/loadavg").unwrap_or_default().trim().to_owned());
     report.machine.begun_again = cluster::begun_again();
+    report.failures = cells.failed().to_vec();
+    report.measured_by.clone_from(&cells.measured_by);
     report.goals = goals::all(&report);
-    report.print();
-    write(&arguments, &report)?;
-    ensure!(report.failures.is_empty(), "{} programs failed", report.failures.len());
+    let results = &arguments.results;
+    let judged = if results.form.smoke { Vec::new() } else { report.goals.clone() };
     // What was not asked for is not missing.
     let is_whole = arguments.only.is_empty() && arguments.modes.is_empty() && arguments.dsm_run.is_some();
-    report.goals.retain(|goal| is_whole || goal.value.is_some());
-    if arguments.smoke {
-        return Ok(());
-    }
-    check_limits(&report.goals)
+    let judged: Vec<_> = judged.into_iter().filter(|goal| is_whole || goal.value.is_some()).collect();
+    picture::draw(&report, &results.directory.join("report.svg"))?;
+    let ended = results.end(&arguments.with_rows(&report)?, &report.tables()?, &judged);
+    cells.end().and(ended)
 }
 
 /// What programs do on each transport, and what they touched.
@@ -158,27 +187,30 @@ fn run_programs(
     dsm_run: &Path,
     wanted: &dyn Fn(&peer::Kind) -> bool,
     report: &mut report::Report,
+    cells: &mut Cells,
 ) -> Result<()> {
-    eprintln!("bench-dsm: programs");
-    report.programs = programs::dsm(dsm_run, arguments.repeats, &mut report.failures);
-    let without = programs::without_parts(dsm_run, arguments.repeats, &mut report.failures);
-    report.programs.extend(without);
+    report.programs = programs::dsm(dsm_run, arguments.repeats, cells)?;
+    report.programs.extend(programs::without_parts(dsm_run, arguments.repeats, cells)?);
     for kind in peer::ALL.into_iter().filter(|kind| wanted(kind)) {
         if let Some(rate) = programs::hint_rate(&report.programs, kind.name()) {
-            place::measured()?;
-            let _awake = place::Awake::begin()?;
-            report.mix.extend(protocol::mix(kind, rate, arguments.passes)?);
+            let mix = cells.measure(&format!("{}, mix", kind.name()), || {
+                place::measured()?;
+                let _awake = place::Awake::begin()?;
+                Ok((protocol::mix(kind, rate, arguments.passes)?, String::new()))
+            })?;
+            report.mix.extend(mix.into_iter().flatten());
             place::anywhere()?;
         }
     }
     for kind in peer::ALL.into_iter().filter(|kind| wanted(kind)) {
-        let recordings = replay::record(dsm_run, kind).context("recording programs")?;
-        place::measured()?;
-        let _awake = place::Awake::begin()?;
-        match replay::measure(kind, &recordings) {
-            Ok(replays) => report.replays.extend(replays),
-            Err(error) => report.failures.push(format!("replaying programs, {}: {error:#}", kind.name())),
-        }
+        let replays = cells.measure(&format!("{}, replays", kind.name()), || {
+            place::anywhere()?;
+            let recordings = replay::record(dsm_run, kind).context("recording programs")?;
+            place::measured()?;
+            let _awake = place::Awake::begin()?;
+            Ok((replay::measure(kind, &recordings)?, String::new()))
+        })?;
+        report.replays.extend(replays.into_iter().flatten());
         place::anywhere()?;
     }
     Ok(())
@@ -193,21 +225,21 @@ fn rdma(arguments: &Arguments, address: Ipv4Addr) -> Result<()> {
         let rows = protocol::measure(peer::Kind::Rdma, mode, arguments.passes).context("rdma")?;
         report.rows.extend(rows.into_iter().map(report::Row::without_times));
     }
-    report.print();
-    let text = serde_json::to_string_pretty(&report)?;
-    fs::write(&arguments.report, text).with_context(|| arguments.report.display().to_string())
+    arguments.results.end::<Limit>(&report, &report.tables()?, &[])
 }
 
 /// The rows of a transport, and what belongs to them.
-fn faults(arguments: &Arguments, kind: peer::Kind, report: &mut report::Report) -> Result<()> {
-    eprintln!("bench-dsm: {}", kind.name());
+fn faults(arguments: &Arguments, kind: peer::Kind, report: &report::Report) -> Result<Faults> {
+    let (mut rows, mut transports) = (Vec::new(), Vec::new());
     for spin in [Duration::ZERO, Duration::from_micros(arguments.spin_us)] {
-        report.rows.push(floor::remote(kind, arguments.rounds, spin)?);
-        report.transports.extend(transport::measure(kind, arguments.rounds, arguments.bytes, spin)?);
+        rows.push(floor::remote(kind, arguments.rounds, spin)?);
+        transports.extend(transport::measure(kind, arguments.rounds, arguments.bytes, spin)?);
     }
+    // The first one does not poll.
+    let floor = rows[0].p50_us;
     let wanted = |mode: &str| arguments.modes.is_empty() || arguments.modes.iter().any(|only| only == mode);
     for (mode, _) in protocol::modes().into_iter().filter(|(mode, _)| wanted(mode)) {
-        report.rows.extend(protocol::measure(kind, mode, arguments.passes)?);
+        rows.extend(protocol::measure(kind, mode, arguments.passes)?);
     }
     let mut request = [0; floor::REQUEST];
     request[0] = peer::Ask::Page as u8;
@@ -217,35 +249,7 @@ fn faults(arguments: &Arguments, kind: peer::Kind, report: &mut report::Report) 
     };
     let local_fault = p50(report.local_fault_us).context("a local fault")?;
     let wake_up = p50(report.wake_up_us).context("a wake-up")?;
-    let of_this =
-        |row: &&report::Row| row.transport == kind.name() && row.mode == "floor" && row.spin_us == 0;
-    let floor = report.rows.iter().find(of_this).context("the floor was not measured")?.p50_us;
     let sum = local_fault + stack + 2.0 * wake_up;
-    report.floor_parts.push(report::Parts {
-        transport: kind.name(),
-        floor,
-        local_fault,
-        stack,
-        wake_up,
-        sum,
-    });
-    Ok(())
-}
-
-fn write(arguments: &Arguments, report: &report::Report) -> Result<()> {
-    if let Some(directory) = arguments.report.parent() {
-        fs::create_dir_all(directory).with_context(|| directory.display().to_string())?;
-    }
-    let mut value = serde_json::to_value(report)?;
-    if let (Some(path), Some(rows)) = (&arguments.rows, value["rows"].as_array_mut()) {
-        let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
-        let mut more: serde_json::Value =
-            serde_json::from_str(&text).with_context(|| path.display().to_string())?;
-        rows.append(
-            more["rows"].as_array_mut().with_context(|| format!("{}: rows: no list", path.display()))?,
-        );
-    }
-    let text = serde_json::to_string_pretty(&value)?;
-    fs::write(&arguments.report, text).with_context(|| arguments.report.display().to_string())?;
-    picture::draw(report, &arguments.report.with_extension("svg"))
+    let parts = report::Parts { transport: kind.name(), floor, local_fault, stack, wake_up, sum };
+    Ok(Faults { rows, transports, parts })
 }

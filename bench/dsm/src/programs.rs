@@ -9,7 +9,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-use vnuma_bench_figures::stats::middle;
+use vnuma_bench_figures::{cells::Cells, stats::middle};
 
 /// Nodes, and processes of MPI.
 pub const NODES: u8 = 4;
@@ -62,21 +62,22 @@ pub fn realistic() -> impl Iterator<Item = (&'static str, &'static [&'static str
 }
 
 /// All programs on all transports by both protocols, `repeats` times; the median by time counts.
-pub fn dsm(dsm_run: &Path, repeats: usize, failures: &mut Vec<String>) -> Vec<Program> {
+pub fn dsm(dsm_run: &Path, repeats: usize, cells: &mut Cells) -> Result<Vec<Program>> {
     let mut programs = Vec::new();
     for (program, arguments, size, _) in PROGRAMS {
         for transport in ["tcp", "tcp-tls", "shm"] {
             for mode in ["ivy", "default"] {
                 let run = || run_by(dsm_run, (program, arguments, size), transport, mode);
-                programs.extend(repeated(repeats, run, failures));
+                let name = [&*name(program, arguments), transport, mode].join(", ");
+                programs.extend(repeated(cells, &name, repeats, run)?);
             }
         }
     }
-    programs
+    Ok(programs)
 }
 
 /// Some programs on TCP by the default without each of its parts, to be compared with those of [`dsm`].
-pub fn without_parts(dsm_run: &Path, repeats: usize, failures: &mut Vec<String>) -> Vec<Program> {
+pub fn without_parts(dsm_run: &Path, repeats: usize, cells: &mut Cells) -> Result<Vec<Program>> {
     let mut programs = Vec::new();
     for (program, arguments, size, _) in PROGRAMS {
         if !WITHOUT_PARTS.contains(&name(program, arguments).as_str()) {
@@ -84,10 +85,11 @@ pub fn without_parts(dsm_run: &Path, repeats: usize, failures: &mut Vec<String>)
         }
         for (mode, _) in protocol::modes().into_iter().filter(|(mode, _)| mode.starts_with(WITHOUT)) {
             let run = || run_by(dsm_run, (program, arguments, size), "tcp", mode);
-            programs.extend(repeated(repeats, run, failures));
+            let name = [&*name(program, arguments), "tcp", mode].join(", ");
+            programs.extend(repeated(cells, &name, repeats, run)?);
         }
     }
-    programs
+    Ok(programs)
 }
 
 /// What begins the name of a mode that lacks a part of the default.
@@ -117,17 +119,17 @@ fn options(mode: &str) -> Vec<&str> {
 
 /// The median of some runs, of which none may fail.
 fn repeated(
+    cells: &mut Cells,
+    name: &str,
     repeats: usize,
     run: impl Fn() -> Result<Program>,
-    failures: &mut Vec<String>,
-) -> Option<Program> {
-    match (0..repeats).map(|_| run()).collect::<Result<Vec<_>>>() {
-        Ok(runs) => middle(runs, |run| run.seconds),
-        Err(error) => {
-            failures.push(format!("{error:#}"));
-            None
-        }
-    }
+) -> Result<Option<Program>> {
+    cells.measure(name, || {
+        let runs = (0..repeats).map(|_| run()).collect::<Result<_>>()?;
+        let one = middle(runs, |run: &Program| run.seconds).context("no run")?;
+        let shown = format!("{:.3} s a run", one.seconds);
+        Ok((one, shown))
+    })
 }
 
 fn read(name: &str, transport: &str, mode: &str, value: &Value) -> Result<Program> {
@@ -160,7 +162,7 @@ const SCRIPT: &str = r#"ip link set lo up; "$@"; sed -n 's/^ *lo: *\([0-9]*\).*/
 
 /// The same programs, written for MPI. Open MPI over TCP of a network namespace, whose loopback counts the bytes, and over
 /// shared memory.
-pub fn mpi(program: &Path, repeats: usize, failures: &mut Vec<String>) -> Vec<Program> {
+pub fn mpi(program: &Path, repeats: usize, cells: &mut Cells) -> Result<Vec<Program>> {
     let mut programs = Vec::new();
     for (name, _, size, _) in PROGRAMS.into_iter().filter(|(.., in_mpi)| *in_mpi) {
         for (transport, layers) in [("tcp", "tcp,self"), ("shm", "vader,self")] {
@@ -191,10 +193,10 @@ pub fn mpi(program: &Path, repeats: usize, failures: &mut Vec<String>) -> Vec<Pr
                     ..Program::new(name, transport, "mpi", NODES)
                 })
             };
-            programs.extend(repeated(repeats, run, failures));
+            programs.extend(repeated(cells, &[name, transport, "mpi"].join(", "), repeats, run)?);
         }
     }
-    programs
+    Ok(programs)
 }
 
 /// The output of a command that must succeed, and end.

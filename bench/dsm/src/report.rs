@@ -1,12 +1,28 @@
 //! Figures.
 
-use serde::Serialize;
-use std::time::Duration;
-use vnuma_bench_figures::{goals::Limit, stats::Samples};
+use anyhow::Result;
+use serde::{Deserialize, Deserializer, Serialize};
+use std::{collections::BTreeMap, time::Duration};
+use vnuma_bench_figures::{goals::Limit, report::table, stats::Samples};
+
+/// Of a transport, a protocol or an access.
+type Name = &'static str;
+
+/// Of a cell that was stored: a run reads some hundreds of them at most.
+fn name<'de, D: Deserializer<'de>>(from: D) -> Result<Name, D::Error> {
+    Ok(String::deserialize(from)?.leak())
+}
+
+fn names<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Name>, D::Error> {
+    Ok(Option::<String>::deserialize(from)?.map(|name| &*name.leak()))
+}
 
 /// Everything that was measured: wall clock, on this machine.
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 pub struct Report {
+    pub commit: String,
+    /// How many cells each commit has measured.
+    pub measured_by: BTreeMap<String, usize>,
     pub machine: Machine,
     /// A page fault that a handler of the same process serves, without any transport.
     pub local_fault_us: Option<Quantiles>,
@@ -25,13 +41,21 @@ pub struct Report {
     pub rdma_skipped: Option<String>,
     pub transports: Vec<Transfer>,
     pub faulty_peers: Vec<Answer>,
-    /// Programs that did not end with the right result.
+    /// Cells that did not come about, such as programs that did not end with the right result.
     pub failures: Vec<String>,
     pub goals: Vec<Limit>,
 }
 
+/// Faults on a transport, and what belongs to them.
+#[derive(Serialize, Deserialize)]
+pub struct Faults {
+    pub rows: Vec<Row>,
+    pub transports: Vec<Transfer>,
+    pub parts: Parts,
+}
+
 /// What it was measured on.
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 pub struct Machine {
     pub cpus: usize,
     pub kernel: String,
@@ -43,9 +67,10 @@ pub struct Machine {
 
 /// What the floor is made of, in microseconds. `sum` is a local fault, what the transport does with the bytes, and two
 /// wake-ups: the node by the fault is part of the local fault.
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
 pub struct Parts {
-    pub transport: &'static str,
+    #[serde(deserialize_with = "name")]
+    pub transport: Name,
     pub floor: f64,
     pub local_fault: f64,
     pub stack: f64,
@@ -54,10 +79,12 @@ pub struct Parts {
 }
 
 /// Non-owner writes, of which hints find as many as in the programs.
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
 pub struct Mix {
-    pub transport: &'static str,
-    pub mode: &'static str,
+    #[serde(deserialize_with = "name")]
+    pub transport: Name,
+    #[serde(deserialize_with = "name")]
+    pub mode: Name,
     pub hint_rate: f64,
     /// Medians of those that a hint finds, and of the others.
     pub hint_us: f64,
@@ -67,10 +94,12 @@ pub struct Mix {
 }
 
 /// What a program touched, by a protocol: see `replay.rs`.
-#[derive(Default, Serialize)]
+#[derive(Default, Serialize, Deserialize)]
 pub struct Replay {
-    pub transport: &'static str,
-    pub mode: &'static str,
+    #[serde(deserialize_with = "name")]
+    pub transport: Name,
+    #[serde(deserialize_with = "name")]
+    pub mode: Name,
     pub program: String,
     /// Touches of pages, and what they took together.
     pub steps: usize,
@@ -112,7 +141,7 @@ impl Replay {
 }
 
 /// A program, the median of some runs.
-#[derive(Clone, Serialize)]
+#[derive(Clone, Default, Serialize, Deserialize)]
 pub struct Program {
     pub program: String,
     pub transport: String,
@@ -138,30 +167,16 @@ pub struct Program {
 impl Program {
     /// Without figures.
     pub fn new(program: &str, transport: &str, mode: &str, nodes: u8) -> Self {
-        Self {
-            program: program.to_owned(),
-            transport: transport.to_owned(),
-            mode: mode.to_owned(),
-            nodes,
-            seconds: 0.0,
-            messages: None,
-            bytes: None,
-            faults: None,
-            mib_per_s: None,
-            guest_s: None,
-            dsm_s: None,
-            idle_s: None,
-            owner_writes: None,
-            hint_writes: None,
-            elsewhere_writes: None,
-        }
+        let [program, transport, mode] = [program, transport, mode].map(str::to_owned);
+        Self { program, transport, mode, nodes, ..Self::default() }
     }
 }
 
 /// How survivors of a peer that failed answered a thread that wanted its page.
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
 pub struct Answer {
-    pub case: &'static str,
+    #[serde(deserialize_with = "name")]
+    pub case: Name,
     /// Where nodes are in one process, the slower of two survivors; else the one that is in this process.
     pub seconds: f64,
     /// What the thread was told.
@@ -171,11 +186,14 @@ pub struct Answer {
 }
 
 /// Remote page faults.
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
 pub struct Row {
-    pub transport: &'static str,
-    pub mode: &'static str,
-    pub access: Option<&'static str>,
+    #[serde(deserialize_with = "name")]
+    pub transport: Name,
+    #[serde(deserialize_with = "name")]
+    pub mode: Name,
+    #[serde(deserialize_with = "names")]
+    pub access: Option<Name>,
     pub threads: usize,
     pub p50_us: f64,
     pub p90_us: f64,
@@ -215,9 +233,10 @@ impl Row {
 }
 
 /// A transport by itself.
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
 pub struct Transfer {
-    pub transport: &'static str,
+    #[serde(deserialize_with = "name")]
+    pub transport: Name,
     pub spin_us: u64,
     pub size_bytes: usize,
     /// There and back, with as many bytes in both directions.
@@ -226,7 +245,7 @@ pub struct Transfer {
 }
 
 /// Nearest rank.
-#[derive(Clone, Copy, Serialize)]
+#[derive(Clone, Copy, Serialize, Deserialize)]
 pub struct Quantiles {
     pub p50: f64,
     pub p90: f64,
@@ -243,130 +262,65 @@ impl Quantiles {
     }
 }
 
+/// What people are shown of the lists of a report, and with how many digits.
+const TABLES: [(&str, &str); 7] = [
+    (
+        "rows",
+        "transport mode access threads spin_us p50_us:1 p90_us:1 p99_us:1 floor_us/p50:1 floor_us/p90:1 \
+         exchange_us/p50:1 faults_per_s messages:1 bytes cpu_us:1 cpu_measured_us:1 sleeps:1",
+    ),
+    ("floor_parts", "transport floor:1 local_fault:1 stack:1 wake_up:1 sum:1"),
+    ("mix", "transport mode hint_rate:3 hint_us:1 miss_us:1 typical_us:1"),
+    (
+        "replays",
+        "transport mode program steps steps_us:1 writes writes_us:1 read_before with_copies by_manager by_manager_us:1 \
+         hint_rate:3 messages",
+    ),
+    ("programs", "program transport mode nodes seconds:3 messages bytes faults mib_per_s:1"),
+    (
+        "transports",
+        "transport spin_us size_bytes round_trip_us/p50:1 round_trip_us/p90:1 round_trip_us/p99:1 bandwidth_mib_per_s",
+    ),
+    ("faulty_peers", "case seconds:2 reason"),
+];
+
 impl Report {
     pub fn new() -> Self {
         let read = |path| std::fs::read_to_string(path).unwrap_or_default().trim().to_owned();
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        let kernel = read("/proc/sys/kernel/osrelease");
-        Self {
-            machine: Machine { cpus, kernel, load_average: vec![read("/proc/loadavg")], begun_again: 0 },
-            local_fault_us: None,
-            wake_up_us: None,
-            wake_up_asleep_us: None,
-            rows: Vec::new(),
-            floor_parts: Vec::new(),
-            mix: Vec::new(),
-            replays: Vec::new(),
-            programs: Vec::new(),
-            mpi_skipped: None,
-            rdma_skipped: None,
-            transports: Vec::new(),
-            faulty_peers: Vec::new(),
-            failures: Vec::new(),
-            goals: Vec::new(),
-        }
+        let (kernel, load_average) = (read("/proc/sys/kernel/osrelease"), vec![read("/proc/loadavg")]);
+        let machine = Machine { cpus, kernel, load_average, begun_again: 0 };
+        Self { machine, ..Self::default() }
     }
 
-    pub fn print(&self) {
-        self.print_faults();
-        self.print_programs();
-        for Transfer { transport, spin_us, size_bytes, round_trip_us, bandwidth_mib_per_s } in
-            &self.transports
-        {
-            println!(
-                "{transport:<8} spin {spin_us:>3} {size_bytes:>8} B p50 {:8.1}  p90 {:8.1}  p99 {:8.1} us, \
-                 {bandwidth_mib_per_s:8.0} MiB/s",
-                round_trip_us.p50, round_trip_us.p90, round_trip_us.p99
-            );
-        }
-        for Answer { case, seconds, error, reason } in &self.faulty_peers {
-            println!("peer {case}: {seconds:.2} s until a thread was told {error:?}; {reason}");
-        }
-        for failure in &self.failures {
-            println!("FAILED: {failure}");
-        }
-        self.goals.iter().for_each(|goal| println!("{goal}"));
-    }
-
-    fn print_faults(&self) {
-        if let Some(fault) = &self.local_fault_us {
-            println!(
-                "local fault            p50 {:8.1}  p90 {:8.1}  p99 {:8.1} us",
-                fault.p50, fault.p90, fault.p99
-            );
-        }
-        if let Some(wake_up) = &self.wake_up_asleep_us {
-            println!(
-                "wake-up of a CPU that sleeps p50 {:.1} p90 {:.1} us; CPUs are kept awake",
-                wake_up.p50, wake_up.p90
-            );
-        }
-        for row in &self.rows {
-            let Row { transport, mode, threads, spin_us, p50_us, p90_us, p99_us, messages, bytes, .. } = row;
-            let Row { cpu_us, sleeps, .. } = row;
-            let access = row.access.unwrap_or("-");
-            let here = row.cpu_measured_us.map_or("-".to_owned(), |here| format!("{here:.1}"));
-            println!(
-                "{transport:<8} {mode:<36} {access:<20} threads {threads:>2} spin {spin_us:>2} p50 {p50_us:7.1}  \
-                 p90 {p90_us:7.1}  p99 {p99_us:8.1} us, {:6.0} faults/s, {messages:.1} messages, {bytes:.0} bytes, \
-                 CPU {cpu_us:.1} us, here {here}, {sleeps:.1} sleeps",
-                row.faults_per_s
-            );
-        }
-        for row in &self.rows {
-            if let (Some(Quantiles { p50, p90, .. }), Some(access)) = (row.floor_us, row.access) {
-                let Row { transport, mode, p50_us, .. } = row;
-                let by = p50_us / p50;
-                println!(
-                    "floor of {transport} in turn with {mode} {access}: p50 {p50:.1} p90 {p90:.1} us; {by:.2} of it"
-                );
-            }
-            if let Some(Quantiles { p50, p90, .. }) = row.exchange_us {
-                println!("exchange {} spin {}: p50 {p50:.1} p90 {p90:.1} us", row.transport, row.spin_us);
+    /// For people.
+    pub fn tables(&self) -> Result<String> {
+        let all = serde_json::to_value(self)?;
+        let mut text = String::new();
+        for (name, columns) in TABLES {
+            if let Some(rows) = all[name].as_array().filter(|rows| !rows.is_empty()) {
+                text += &format!("{name}\n{}\n", table(columns, rows));
             }
         }
-        for Parts { transport, floor, local_fault, stack, wake_up, sum } in &self.floor_parts {
-            println!(
-                "floor of {transport}: {floor:.1} us; a local fault {local_fault:.1}, the transport {stack:.1} and two \
-                 wake-ups of {wake_up:.1} are {sum:.1}"
-            );
-        }
-        self.print_writes();
-    }
-
-    fn print_writes(&self) {
-        for Mix { transport, mode, hint_rate, hint_us, miss_us, typical_us } in &self.mix {
-            println!(
-                "non-owner writes of a mix, {transport} {mode}: hints find {:.1} %; {hint_us:.1} us and {miss_us:.1} us, \
-                 weighted {typical_us:.1} us",
-                hint_rate * 100.0
-            );
-        }
-        for replay in &self.replays {
-            let Replay { transport, mode, program, steps, steps_us, writes, .. } = replay;
-            let Replay { read_before, with_copies, by_manager, by_manager_us, .. } = replay;
-            println!(
-                "replay of {program}, {transport} {mode}: {writes} non-owner writes ({read_before} after a read of the same \
-                 node, {with_copies} with copies elsewhere) of {:.1} us; {by_manager} by the manager of {:.1} us; {steps} touches \
-                 of {:.1} us",
-                replay.write_us(),
-                by_manager_us / *by_manager as f64,
-                steps_us / *steps as f64
-            );
-            if let (Some(rate), Some(messages)) = (replay.hint_rate, replay.messages) {
-                println!(
-                    "replay of {program}, {transport} {mode}: hints find {:.1} %, {messages:.0} messages",
-                    rate * 100.0
-                );
-            }
+        let us = [
+            ("local fault", self.local_fault_us),
+            ("wake-up", self.wake_up_us),
+            ("wake-up of a CPU that sleeps", self.wake_up_asleep_us),
+        ];
+        for (name, found) in us {
+            text += &found.map_or(String::new(), |found| format!("{name}: p50 {:.1} us\n", found.p50));
         }
         for transport in ["tcp", "tcp-tls", "shm"] {
             if let Some(faster) = self.faster_replays(transport) {
-                println!(
-                    "replay of all, {transport}: non-owner writes, ivy by default: {faster:.2}, which no goal judges"
+                text += &format!(
+                    "replay of all, {transport}: non-owner writes, ivy by default: {faster:.2}, which no goal judges\n"
                 );
             }
         }
+        for (name, reason) in [("MPI", &self.mpi_skipped), ("RDMA", &self.rdma_skipped)] {
+            text += &reason.as_ref().map_or(String::new(), |reason| format!("{name}: skipped: {reason}\n"));
+        }
+        Ok(text)
     }
 
     /// Time of a non-owner write in replays of all programs, of `ivy` by that of the default.
@@ -378,27 +332,6 @@ impl Report {
             self.replays.iter().find(all).map(Replay::write_us)
         };
         Some(of("ivy")? / of("default")?)
-    }
-
-    fn print_programs(&self) {
-        let count = |value: Option<u64>| value.map_or("-".to_owned(), |value| value.to_string());
-        for program in &self.programs {
-            let Program { program: name, transport, mode, nodes, seconds, .. } = program;
-            println!(
-                "{name:<26} {transport:<8} {mode:<36} {nodes} nodes {seconds:8.3} s, {:>8} messages, {:>10} bytes, \
-                 {:>7} faults{}",
-                count(program.messages),
-                count(program.bytes),
-                count(program.faults),
-                program.mib_per_s.map_or(String::new(), |rate| format!(", {rate:.1} MiB/s"))
-            );
-        }
-        if let Some(reason) = &self.mpi_skipped {
-            println!("MPI: skipped: {reason}");
-        }
-        if let Some(reason) = &self.rdma_skipped {
-            println!("RDMA: skipped: {reason}");
-        }
     }
 }
 

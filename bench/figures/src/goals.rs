@@ -1,7 +1,7 @@
 //! Goals: printed, and checked.
 
 use crate::ending::Missed;
-use anyhow::{Result, bail};
+use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -25,6 +25,13 @@ impl Goal {
         let met = !found.is_empty() && left == 0 && found.iter().all(|(_, _, met)| *met);
         let without = format!("; {left} rows do not count or have nothing to be compared with");
         Self { goal, met, found: if left == 0 { shown } else { shown + &without } }
+    }
+}
+
+impl fmt::Display for Goal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { goal, found, met } = self;
+        write!(f, "{} {goal}: {found}", if *met { "met   " } else { "MISSED" })
     }
 }
 
@@ -75,30 +82,38 @@ impl fmt::Display for Limit {
     }
 }
 
-/// As [`check`].
-pub fn check_limits(limits: &[Limit]) -> Result<()> {
-    check(limits.iter().map(|limit| (limit.name.as_str(), limit.value.map(|_| limit.met))))
+/// What a report wants of its figures.
+pub trait Wanted: Serialize + fmt::Display {
+    /// Which figure.
+    fn name(&self) -> &str;
+    /// None: its figure is not there.
+    fn met(&self) -> Option<bool>;
 }
 
-/// Prints all of them. [`Missed`] if one is.
-pub fn print(goals: &[Goal]) -> Result<()> {
-    for goal in goals {
-        println!("{} {}: {}", if goal.met { "met   " } else { "MISSED" }, goal.goal, goal.found);
+impl Wanted for Goal {
+    fn name(&self) -> &str {
+        &self.goal
     }
-    check(goals.iter().map(|goal| (goal.goal.as_str(), Some(goal.met))))
+
+    fn met(&self) -> Option<bool> {
+        Some(self.met)
+    }
 }
 
-/// Goals by name, each met, missed or, without its figure, neither. A figure that is not there is an error before all; one that is not good
-/// enough is [`Missed`].
-pub fn check<'a>(goals: impl IntoIterator<Item = (&'a str, Option<bool>)>) -> Result<()> {
-    let goals: Vec<_> = goals.into_iter().collect();
-    let of = |outcome: Option<bool>| -> Vec<&str> {
-        goals.iter().filter(|(_, met)| *met == outcome).map(|(name, _)| *name).collect()
-    };
-    let (unknown, missed) = (of(None), of(Some(false)));
-    if !unknown.is_empty() {
-        bail!("not measured: {}", unknown.join("; "));
+impl Wanted for Limit {
+    fn name(&self) -> &str {
+        &self.name
     }
+
+    fn met(&self) -> Option<bool> {
+        self.value.map(|_| self.met)
+    }
+}
+
+/// A figure that is not there is an error before all; one that is not good enough is [`Missed`].
+pub fn check(goals: &[impl Wanted]) -> Result<()> {
+    check_measured(goals)?;
+    let missed: Vec<&str> = goals.iter().filter(|goal| goal.met() == Some(false)).map(Wanted::name).collect();
     match missed.len() {
         0 => Ok(()),
         count => {
@@ -108,18 +123,27 @@ pub fn check<'a>(goals: impl IntoIterator<Item = (&'a str, Option<bool>)>) -> Re
     }
 }
 
+/// An error if a figure is not there, however good the others are.
+pub fn check_measured(goals: &[impl Wanted]) -> Result<()> {
+    let unknown: Vec<&str> = goals.iter().filter(|goal| goal.met().is_none()).map(Wanted::name).collect();
+    ensure!(unknown.is_empty(), "not measured: {}", unknown.join("; "));
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn a_missed_goal_is_named_and_one_without_a_figure_comes_first() {
-        assert!(check([("a", Some(true))]).is_ok() && print(&[]).is_ok());
-        let missed =
-            check([("a", Some(true)), ("b", Some(false)), ("c", Some(false))]).expect_err("two are missed");
-        assert!(missed.is::<Missed>());
+        let goal = |name: &str, met| Goal { goal: name.to_owned(), found: String::new(), met };
+        assert!(check(&[goal("a", true)]).is_ok());
+        let goals = [goal("a", true), goal("b", false), goal("c", false)];
+        let missed = check(&goals).expect_err("two are missed");
+        assert!(missed.is::<Missed>() && check_measured(&goals).is_ok());
         assert_eq!(missed.to_string(), "2 of 3 goals are missed:\n  b\n  c");
-        let unknown = check([("a", None), ("b", Some(false))]).expect_err("one is not measured");
+        let limits = [Limit::at_most("a", None, 1.0), Limit::at_most("b", Some(2.0), 1.0)];
+        let unknown = check(&limits).expect_err("one is not measured");
         assert!(!unknown.is::<Missed>());
         assert_eq!(unknown.to_string(), "not measured: a");
     }
@@ -134,6 +158,6 @@ mod tests {
         let read: Limit = serde_json::from_str(text).expect("as reports have it");
         assert_eq!(read, Limit::at_most("a", None, 2.0));
         assert_eq!(serde_json::to_string(&read).expect("JSON"), text);
-        assert!(!check_limits(&[read]).expect_err("not measured").is::<Missed>());
+        assert!(!check(&[read]).expect_err("not measured").is::<Missed>());
     }
 }

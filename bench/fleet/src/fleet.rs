@@ -5,10 +5,10 @@ use crate::{
     server::{Amount, Model, Server, Strategy, UNITS_PER_CPU},
     workload::Vm,
 };
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// What a rule made of a workload. Shares are from 0 to 1.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
     /// VMs that started.
     pub started: u32,

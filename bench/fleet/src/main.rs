@@ -14,9 +14,15 @@ mod workload;
 use clap::Parser;
 use fleet::{Outcome, run};
 use serde::Serialize;
+use serde_json::json;
 use server::{Model, Strategy};
 use std::process::ExitCode;
-use vnuma_bench_figures::ending;
+use vnuma_bench_figures::{
+    cells::{Cells, Options},
+    ending,
+    goals::Limit,
+    report::{self, Results},
+};
 
 /// Simulates a fleet and prints what each rule made of it.
 #[derive(Parser)]
@@ -24,29 +30,19 @@ struct Arguments {
     /// Seed of arrivals, sizes and lifetimes, the same for each rule
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// VMs that start, and stop again
-    #[arg(long, default_value_t = 10_000)]
-    starts: u32,
+    /// VMs that start, and stop again [default: 10000, of a short form 200]
+    #[arg(long)]
+    starts: Option<u32>,
     /// Servers
     #[arg(long, default_value_t = 8)]
     servers: usize,
     /// CPUs that are asked for, as a share of the fleet's
     #[arg(long, default_value_t = 0.95)]
     load: f64,
-    /// Print JSON instead of a table
-    #[arg(long)]
-    json: bool,
-}
-
-#[derive(Serialize)]
-struct Report {
-    kind: &'static str,
-    seed: u64,
-    starts: u32,
-    servers: usize,
-    load: f64,
-    sizes: &'static str,
-    rows: Vec<Row>,
+    #[command(flatten)]
+    options: Options,
+    #[command(flatten)]
+    results: Results,
 }
 
 #[derive(Serialize)]
@@ -61,11 +57,12 @@ fn main() -> ExitCode {
     ending::main(simulate)
 }
 
-fn simulate(Arguments { seed, starts, servers, load, json }: Arguments) -> anyhow::Result<()> {
+fn simulate(Arguments { seed, starts, servers, load, options, results }: Arguments) -> anyhow::Result<()> {
+    let starts = starts.unwrap_or(if results.form.smoke { 200 } else { 10_000 });
     anyhow::ensure!((1..=1_000_000).contains(&starts), "--starts {starts}: expected 1 to 1000000");
     anyhow::ensure!((1..=1000).contains(&servers), "--servers {servers}: expected 1 to 1000");
     anyhow::ensure!((0.01..=10.0).contains(&load), "--load {load}: expected 0.01 to 10");
-    let mut rows = Vec::new();
+    let (mut rows, mut cells) = (Vec::new(), Cells::stored(&options)?);
     for model in Model::ALL {
         let workload = workload::generate(seed, starts, load, model, servers);
         let mut rules: [(&'static str, Box<dyn Strategy>); 6] = [
@@ -77,47 +74,30 @@ fn simulate(Arguments { seed, starts, servers, load, json }: Arguments) -> anyho
             ("random", Box::new(random::Random::new(seed))),
         ];
         for (rule, strategy) in &mut rules {
-            let outcome = run(model, servers, &workload, strategy.as_mut());
-            rows.push(Row { server: model.name(), rule, outcome });
+            let server = model.name();
+            let fleet = format!("seed {seed}, {starts} VMs, {servers} servers, load {load}");
+            let outcome = cells.measure(&format!("{server}, {rule}, {fleet}"), || {
+                let outcome = run(model, servers, &workload, strategy.as_mut());
+                let shown = format!("{} VMs started", outcome.started);
+                Ok((outcome, shown))
+            })?;
+            rows.extend(outcome.map(|outcome| Row { server, rule, outcome }));
         }
     }
-    if !json {
-        print_table(&rows);
-        return Ok(());
-    }
-    let kind = "simulated: no VM was started, and nothing was measured";
-    let report = Report { kind, seed, starts, servers, load, sizes: workload::SOURCE, rows };
-    println!("{}", serde_json::to_string_pretty(&report)?);
-    Ok(())
-}
-
-fn print_table(rows: &[Row]) {
-    let heads = [
-        "server",
-        "rule",
-        "started",
-        "refused",
-        "though it fits",
-        "devices local",
-        "home share",
-        "split",
-        "stranded",
-    ];
-    println!(
-        "{:<10} {:<22} {:>8} {:>8} {:>14} {:>13} {:>10} {:>6} {:>8}",
-        heads[0], heads[1], heads[2], heads[3], heads[4], heads[5], heads[6], heads[7], heads[8]
-    );
-    let percent = |share: f64| format!("{:.1} %", 100.0 * share);
-    for Row { server, rule, outcome } in rows {
-        println!(
-            "{server:<10} {rule:<22} {:>8} {:>8} {:>14} {:>13} {:>10} {:>6} {:>8}",
-            outcome.started,
-            percent(outcome.refused_share),
-            percent(outcome.refused_though_it_fits_share),
-            percent(outcome.devices_local_share),
-            percent(outcome.vcpus_at_home_share),
-            percent(outcome.split_share),
-            percent(outcome.stranded_share),
-        );
-    }
+    let columns = "server rule started refused_share:4 refused_though_it_fits_share:4 devices_local_share:4 \
+        vcpus_at_home_share:4 split_share:4 stranded_share:4";
+    let report = json!({
+        "kind": "simulated: no VM was started, and nothing was measured",
+        "commit": options.commit,
+        "measured_by": cells.measured_by,
+        "seed": seed,
+        "starts": starts,
+        "servers": servers,
+        "load": load,
+        "sizes": workload::SOURCE,
+        "rows": rows,
+    });
+    // Nothing is expected of it: what rules make of a fleet is compared.
+    results.end::<Limit>(&report, &report::table(columns, &rows), &[])?;
+    cells.end()
 }

@@ -85,12 +85,12 @@ struct Measured {
 
 /// Reads what was measured, and judges it.
 pub fn run(files: &Files) -> Result<()> {
-    let raw = files.read()?;
+    let mut raw = files.read()?;
     let (mut server, mut cells, mut size_cells) = (None, Vec::new(), Vec::new());
-    for line in raw.lines {
+    for line in std::mem::take(&mut raw.lines) {
         match line {
             Line::Server(line) => server = Some(line),
-            Line::Cell(cell) => cells.push(cell),
+            Line::Cell(cell) => cells.push(*cell),
             Line::Size(cell) => size_cells.push(cell),
         }
     }
@@ -99,7 +99,7 @@ pub fn run(files: &Files) -> Result<()> {
     for profile in profiles(&server.profile)? {
         sizes.extend(sizes_of(&size_cells, &profile)?);
     }
-    files.judge(&Measured { full: files.full, server, cells, size_cells, sizes }, &raw.again)
+    files.judge(&Measured { full: files.results.form.full, server, cells, size_cells, sizes }, &raw)
 }
 
 impl Bench for Measured {
@@ -202,7 +202,7 @@ fn rows_of(cells: &[Cell], server: &raw::Server, profile: &CounterProfile) -> Re
             moved_per_displaced: moved_per_displaced(cell),
             longest_hold_ms: cell.longest_hold_us.map(|us| us as f64 / 1000.0),
             overhead_share: spent.map(|cycles| cycles as f64 / (stands_for_s * clock_ghz * 1e9)),
-            does_not_count: does_not_count(cells, cell, server),
+            does_not_count: does_not_count(cells, cell),
         });
     }
     Ok(rows)
@@ -267,10 +267,10 @@ fn judge_sizes(rows: &[SizeRow]) -> Vec<Goal> {
     names.into_iter().map(goal).collect()
 }
 
-fn does_not_count(cells: &[Cell], cell: &Cell, server: &raw::Server) -> Option<String> {
+fn does_not_count(cells: &[Cell], cell: &Cell) -> Option<String> {
     let none = cells.iter().find(|one| one.cause == cell.cause && one.policy == Policy::None);
     let displaced = none.map(|none| none.displaced as f64 / none.resident.max(1) as f64);
-    let late = cell.periods.iter().filter(|period| period.elapsed_s > server.period_s * LATE).count();
+    let late = cell.periods.iter().filter(|period| period.elapsed_s > cell.period_s * LATE).count();
     match displaced {
         None => Some("there is no row of none to compare it with".to_owned()),
         Some(share) if share < goals::DISPLACES => {

@@ -12,7 +12,7 @@ pub enum Line {
     /// First.
     Server(Server),
     /// A cause under a policy.
-    Cell(Cell),
+    Cell(Box<Cell>),
     /// A guest node that got another size.
     Size(SizeCell),
 }
@@ -39,6 +39,8 @@ pub struct Cell {
     pub cause: Cause,
     /// Which.
     pub policy: Policy,
+    /// Length of its periods, seconds of the server.
+    pub period_s: f64,
     /// STREAM before the I/O load.
     pub first: Stream,
     /// The I/O load.

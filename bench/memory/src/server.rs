@@ -3,8 +3,8 @@
 use crate::{
     cause,
     committed::{
-        CHUNK_MIB, Cause, HOST_CPUS, Means, PASSES, PERIOD_S, PERIODS, PERIODS_S, Policy, STREAM_MIB,
-        SizeCause, cells,
+        CHUNK_MIB, Cause, HOST_CPUS, Means, PASSES, PERIOD_S, PERIODS, PERIODS_S, Policy, SIZED_STREAM_MIB,
+        STREAM_MIB, SizeCause, cells,
     },
     policy::Running,
     raw::{self, Cell, Line, Period, Stream},
@@ -17,8 +17,9 @@ use std::{
     time::{Duration, Instant},
 };
 use vnuma_bench_common::{
-    cells::{Cells, print},
+    cells::{Cells, Options, print},
     host::{Numad, affine, balance},
+    report::Form,
 };
 use vnuma_lab_pricing::{CounterProfile, by_name};
 
@@ -33,15 +34,13 @@ pub struct Arguments {
     /// Only these changes of a guest node's size
     #[arg(long)]
     size: Vec<SizeCause>,
-    /// All policies for each cause
-    #[arg(long)]
-    full: bool,
+    #[command(flatten)]
+    form: Form,
+    #[command(flatten)]
+    options: Options,
     /// Run a store as well as STREAM, as the full form does
     #[arg(long)]
-    store: bool,
-    /// One cell of each kind, with few and short periods
-    #[arg(long, conflicts_with = "full")]
-    smoke: bool,
+    store_too: bool,
 }
 
 /// How much a cell has.
@@ -51,18 +50,20 @@ struct Size {
     periods: usize,
     /// Passes of a run of STREAM, and of that under which the dilation is measured.
     passes: usize,
-    /// The shortest period, seconds of the server.
-    shortest_s: f64,
+    /// What STREAM maps, MiB: when a cause displaces memory, and when a guest node gets another size.
+    stream_mib: [usize; 2],
+    /// The shortest and the longest period, seconds of the server.
+    periods_s: (f64, f64),
 }
 
 impl Arguments {
     /// What is named is measured, whatever the form has.
     fn cells(&self) -> Vec<(Cause, Policy)> {
         let Self { cause, policy, size, .. } = self;
-        if self.smoke {
+        if self.form.smoke {
             return vec![(Cause::FirstTouch, Policy::Adaptive)];
         }
-        cells(self.full || !policy.is_empty())
+        cells(self.form.full || !policy.is_empty())
             .filter(|(one, _)| (cause.is_empty() && size.is_empty()) || cause.contains(one))
             .filter(|(_, one)| policy.is_empty() || policy.contains(one))
             .collect()
@@ -70,7 +71,7 @@ impl Arguments {
 
     /// Who names causes or policies wants nothing else.
     fn sizes(&self) -> Vec<(SizeCause, Means)> {
-        if self.smoke {
+        if self.form.smoke {
             return vec![(SizeCause::Grow, Means::Balloon)];
         }
         let is_wanted = |one: &SizeCause| match self.size.is_empty() {
@@ -84,27 +85,32 @@ impl Arguments {
 
 /// Prints a line of JSON for each cell.
 pub fn run(arguments: &Arguments) -> Result<()> {
-    let store = arguments.full || arguments.store;
-    let size = match arguments.smoke {
-        true => Size { store, periods: 2, passes: 1, shortest_s: 1.0 },
-        false => Size { store, periods: PERIODS, passes: PASSES, shortest_s: PERIODS_S.0 },
+    let store = arguments.form.full || arguments.store_too;
+    let size = match arguments.form.smoke {
+        true => Size { store, periods: 2, passes: 1, stream_mib: [32; 2], periods_s: (1.0, 2.0) },
+        false => {
+            let stream_mib = [STREAM_MIB, SIZED_STREAM_MIB];
+            Size { store, periods: PERIODS, passes: PASSES, stream_mib, periods_s: PERIODS_S }
+        }
     };
     let header = lab_count::server::header()?;
     let mut server = Server { profile: by_name(header.profile_name())?, size, period_s: None };
     affine(0, HOST_CPUS)?;
     balance(false)?;
-    let (wanted, mut cells) = (arguments.cells(), Cells::default());
+    let (wanted, mut cells) = (arguments.cells(), Cells::printed(&arguments.options)?);
+    let mut machine = None;
     for cause in Cause::ALL {
-        // All policies have one VM, but for those after a cell that failed.
-        let mut machine = None;
+        // All policies have one VM, but for those after a cell that failed. A short form has only one.
+        machine = machine.filter(|_| arguments.form.smoke);
         for (_, policy) in wanted.iter().filter(|(one, _)| *one == cause) {
             let name = format!("{}, {}", cause.name(), policy.name());
             cells.measure(&name, || server.cell(&mut machine, (cause, *policy)))?;
         }
     }
+    machine = machine.filter(|_| arguments.form.smoke);
     for (cause, means) in arguments.sizes() {
         let name = format!("{}, {}", cause.name(), means.name());
-        cells.measure(&name, || server.size_cell(cause, means))?;
+        cells.measure(&name, || server.size_cell(machine.take(), cause, means))?;
     }
     cells.end()
 }
@@ -131,14 +137,20 @@ impl Server {
         let cell = cell(&mut one, which, period_s, self.size)?;
         *machine = Some(one);
         let shown = format!("{} of {} MiB are displaced", cell.displaced >> 20, cell.resident >> 20);
-        Ok((Line::Cell(cell), shown))
+        Ok((Line::Cell(Box::new(cell)), shown))
     }
 
-    fn size_cell(&mut self, cause: SizeCause, means: Means) -> Result<(Line, String)> {
+    fn size_cell(
+        &mut self,
+        machine: Option<Machine>,
+        cause: SizeCause,
+        means: Means,
+    ) -> Result<(Line, String)> {
         if self.period_s.is_none() {
             self.period_s(&mut Machine::sized(Means::NeverChanged)?)?;
         }
-        let cell = size::cell(cause, means, self.size.passes)?;
+        let machine = machine.map_or_else(|| Machine::sized(means), Ok)?;
+        let cell = size::cell(machine, (cause, means), self.size.passes, self.size.stream_mib[1])?;
         let shown = format!("{:?} MiB are free on the guest's nodes", cell.free_mib);
         Ok((Line::Size(cell), shown))
     }
@@ -154,8 +166,8 @@ impl Server {
 
 /// Prints what the server is. How long its periods are.
 fn introduce(machine: &mut Machine, profile: &CounterProfile, size: Size) -> Result<f64> {
-    let dilation = dilation(machine, profile.clock_ghz, size.passes)?;
-    let length_s = (PERIOD_S * dilation).clamp(size.shortest_s, PERIODS_S.1);
+    let dilation = dilation(machine, profile.clock_ghz, size)?;
+    let length_s = (PERIOD_S * dilation).clamp(size.periods_s.0, size.periods_s.1);
     eprintln!("dilation {dilation:.1}, periods of {length_s:.1} s");
     print(&Line::Server(raw::Server {
         profile: profile.name.clone(),
@@ -168,10 +180,10 @@ fn introduce(machine: &mut Machine, profile: &CounterProfile, size: Size) -> Res
 }
 
 /// Time of the server by modelled time, of vCPU 0 under STREAM.
-fn dilation(machine: &mut Machine, clock_ghz: f64, passes: usize) -> Result<f64> {
-    let _: serde_json::Value = machine.ask(&format!("stream {STREAM_MIB}"))?;
+fn dilation(machine: &mut Machine, clock_ghz: f64, size: Size) -> Result<f64> {
+    let _: serde_json::Value = machine.ask(&format!("stream {}", size.stream_mib[0]))?;
     let before = machine.cycles_and_time()?;
-    for _ in 0..passes {
+    for _ in 0..size.passes {
         machine.ask::<u64>("pass")?;
     }
     let after = machine.cycles_and_time()?;
@@ -182,10 +194,10 @@ fn dilation(machine: &mut Machine, clock_ghz: f64, passes: usize) -> Result<f64>
 }
 
 /// A run of STREAM or of the store, in memory that it maps anew.
-fn application(machine: &mut Machine, [name, pass]: [&str; 2], passes: usize) -> Result<Stream> {
-    let ranges: Vec<(u64, u64)> = machine.ask(&format!("{name} {STREAM_MIB}"))?;
+fn application(machine: &mut Machine, [name, pass]: [&str; 2], size: Size) -> Result<Stream> {
+    let ranges: Vec<(u64, u64)> = machine.ask(&format!("{name} {}", size.stream_mib[0]))?;
     let nodes = machine.memory.where_are(&ranges)?;
-    let passes = (0..passes).map(|_| machine.pass(pass)).collect::<Result<_>>()?;
+    let passes = (0..size.passes).map(|_| machine.pass(pass)).collect::<Result<_>>()?;
     machine.ask::<u64>("end")?;
     let remote = nodes.iter().filter(|node| node.is_some_and(|node| node != 0)).count();
     Ok(Stream { remote_pages: remote as u64, pages: nodes.len() as u64, passes })
@@ -195,8 +207,8 @@ fn cell(machine: &mut Machine, (cause, policy): (Cause, Policy), period_s: f64, 
     machine.ask::<u64>("drop")?;
     cause::clear(cause)?;
     machine.bring_home()?;
-    let stream = |machine: &mut _| application(machine, ["stream", "pass"], size.passes);
-    let store = |machine: &mut _| application(machine, ["store", "lookups"], size.passes);
+    let stream = |machine: &mut _| application(machine, ["stream", "pass"], size);
+    let store = |machine: &mut _| application(machine, ["store", "lookups"], size);
     let first = stream(machine)?;
     let first_store = size.store.then(|| store(machine)).transpose()?;
     let caused = cause::prepare(cause, machine)?;
@@ -217,6 +229,7 @@ fn cell(machine: &mut Machine, (cause, policy): (Cause, Policy), period_s: f64, 
     Ok(Cell {
         cause,
         policy,
+        period_s,
         first,
         periods,
         second,

@@ -7,7 +7,7 @@
 //! | `shrink` | lacks memory on the home of guest node 1 | is inflated by that part | guest node 1 shrinks | the same |
 
 use crate::{
-    committed::{Means, PART_MIB, SIZED_STREAM_MIB, SizeCause, WHOLE_MIB},
+    committed::{Means, PART_MIB, SizeCause, WHOLE_MIB},
     policy::quiet_vnumad,
     raw::{SizeCell, Stream},
     vm::{Machine, NAME},
@@ -20,9 +20,13 @@ use vnuma_scenario::vnumactl;
 const DRIVER: &str = "echo online_movable > /sys/devices/system/memory/auto_online_blocks && modprobe virtio_mem && \
     for i in $(seq 100); do [ $(ls -d /sys/bus/virtio/drivers/virtio_mem/virtio* | wc -l) = 2 ] && exit; sleep 0.2; done; exit 1";
 
-/// Boots a VM, has its memory changed, and measures.
-pub fn cell(cause: SizeCause, means: Means, passes: usize) -> Result<SizeCell> {
-    let mut machine = Machine::sized(means)?;
+/// Has the memory of a VM changed, and measures.
+pub fn cell(
+    mut machine: Machine,
+    (cause, means): (SizeCause, Means),
+    passes: usize,
+    stream_mib: usize,
+) -> Result<SizeCell> {
     let free_mib = match means {
         Means::Balloon => by_balloon(&mut machine, cause)?,
         Means::VirtioMem => by_virtio_mem(&machine, cause)?,
@@ -30,7 +34,7 @@ pub fn cell(cause: SizeCause, means: Means, passes: usize) -> Result<SizeCell> {
     };
     machine.put_home()?;
     machine.ask::<u64>("drop")?;
-    let _: Value = machine.ask(&format!("local {SIZED_STREAM_MIB}"))?;
+    let _: Value = machine.ask(&format!("local {stream_mib}"))?;
     let passes = (0..passes).map(|_| machine.pass("pass")).collect::<Result<_>>()?;
     machine.ask::<u64>("end")?;
     Ok(SizeCell { cause, means, free_mib, stream: Stream { passes, ..Stream::default() } })

@@ -60,9 +60,9 @@ struct Measured {
 
 /// Reads what was measured, and judges it.
 pub fn run(files: &Files) -> Result<()> {
-    let raw = files.read()?;
+    let mut raw = files.read()?;
     let (mut server, mut cells) = (None, Vec::new());
-    for line in raw.lines {
+    for line in std::mem::take(&mut raw.lines) {
         match line {
             Line::Server(line) => server = Some(line),
             Line::Cell(cell) => cells.push(*cell),
@@ -70,7 +70,7 @@ pub fn run(files: &Files) -> Result<()> {
         }
     }
     let server = server.context("what the server printed does not begin with what it is")?;
-    files.judge(&Measured { full: files.full, server, cells }, &raw.again)
+    files.judge(&Measured { full: files.results.form.full, server, cells }, &raw)
 }
 
 impl Bench for Measured {

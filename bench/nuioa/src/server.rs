@@ -25,7 +25,8 @@ use std::{
 };
 use vnuma_abi_lab_counters::{EVENT_CYCLES, Header};
 use vnuma_bench_common::{
-    cells::{Cells, print},
+    cells::{Cells, Options, print},
+    report,
     talk::{Lines, Talk},
 };
 use vnuma_model::CpuSet;
@@ -43,15 +44,13 @@ pub struct Arguments {
     /// Only these workloads
     #[arg(long)]
     workload: Vec<String>,
-    /// Those of the full form, too
-    #[arg(long)]
-    full: bool,
+    #[command(flatten)]
+    form: report::Form,
+    #[command(flatten)]
+    options: Options,
     /// Only these configurations
     #[arg(long)]
     configuration: Vec<Configuration>,
-    /// A workload of each kind of device in one VM, a short window each
-    #[arg(long, conflicts_with = "full")]
-    smoke: bool,
 }
 
 /// Workloads of the short form.
@@ -60,15 +59,15 @@ const SMOKE: [&str; 3] = ["testpmd-tx-1", "nvme-user", "sockperf-rx"];
 impl Arguments {
     fn workloads(&self) -> Result<Vec<&'static Workload>> {
         let of = |name: &str| workload(name).with_context(|| format!("--workload {name} is unknown"));
-        match (self.smoke, self.workload.is_empty()) {
+        match (self.form.smoke, self.workload.is_empty()) {
             (true, _) => SMOKE.into_iter().map(of).collect(),
-            (_, true) => Ok(workloads(self.full).collect()),
+            (_, true) => Ok(workloads(self.form.full).collect()),
             (_, false) => self.workload.iter().map(|name| of(name)).collect(),
         }
     }
 
     fn form(&self) -> &'static Form {
-        if self.smoke { &SMOKE_FORM } else { form(self.full) }
+        if self.form.smoke { &SMOKE_FORM } else { form(self.form.full) }
     }
 
     fn wants(&self, configuration: Configuration) -> bool {
@@ -77,7 +76,7 @@ impl Arguments {
 
     /// What is chosen by name is measured.
     fn is_reduced(&self) -> bool {
-        !self.full && !self.smoke && self.configuration.is_empty() && self.workload.is_empty()
+        !self.form.full && !self.form.smoke && self.configuration.is_empty() && self.workload.is_empty()
     }
 }
 
@@ -93,14 +92,15 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         kernel: fs::read_to_string("/proc/sys/kernel/osrelease")?.trim().to_owned(),
     }))?;
     let devices = vm::devices()?;
-    let (form, mut cells) = (arguments.form(), Cells::default());
-    for configuration in form.turns.iter().copied().filter(|one| arguments.wants(*one)) {
+    let (form, mut cells) = (arguments.form(), Cells::printed(&arguments.options)?);
+    for (turn, &configuration) in form.turns.iter().enumerate().filter(|(_, one)| arguments.wants(**one)) {
         // All workloads have one VM, but for those after a cell that failed.
         let mut machine = None;
         let is_under = |workload: &&&Workload| workload.is_under(configuration, arguments.is_reduced());
         for workload in chosen.iter().filter(is_under) {
             for &spot in configuration.spots() {
-                let name = format!("{}, {}, {}", configuration.name(), workload.name, spot.argument());
+                let (under, spot_name) = (configuration.name(), spot.argument());
+                let name = format!("turn {turn}: {under}, {}, {spot_name}", workload.name);
                 cells.measure(&name, || {
                     let mut one = match machine.take() {
                         Some(machine) => machine,

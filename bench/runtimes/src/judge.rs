@@ -2,7 +2,7 @@
 
 use crate::{
     committed::{By, Cell as Wanted, JUDGED_RATE, Kind, Policy, RATES, Workload, cells, goals},
-    raw::{self, Cell, Change, Sample},
+    raw::{self, Cell, Change, Line, NO_JAVA, Sample},
 };
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
@@ -91,8 +91,21 @@ struct Measured {
 
 /// Reads what was measured, and judges it.
 pub fn run(files: &Files) -> Result<()> {
-    let raw::Measured { server, cells, again } = raw::read(files.raw())?;
-    files.judge(&Measured { full: files.full, server: server.context("no server")?, cells }, &again)
+    let mut raw = files.read()?;
+    let (mut server, mut cells) = (None, Vec::<Cell>::new());
+    for line in std::mem::take(&mut raw.lines) {
+        match line {
+            // The Java of those that had one.
+            Line::Server(line) if server.is_none() || line.java != NO_JAVA => server = Some(line),
+            Line::Server(_) => {}
+            Line::Cell(cell) => {
+                cells.retain(|before| before.which() != cell.which());
+                cells.push(cell);
+            }
+        }
+    }
+    let server = server.context("no server")?;
+    files.judge(&Measured { full: files.results.form.full, server, cells }, &raw)
 }
 
 impl Bench for Measured {

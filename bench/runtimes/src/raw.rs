@@ -1,10 +1,8 @@
 //! What was measured, before anything is concluded: a line of JSON each, so that a run that is cut off leaves what it has.
 
 use crate::committed::{By, Cell as Wanted, Policy, Workload};
-use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
-use std::path::Path;
-use vnuma_bench_common::{report::Raw, threads::Values};
+use vnuma_bench_common::threads::Values;
 
 /// A line of what the server prints.
 #[derive(Debug, Serialize, Deserialize)]
@@ -33,15 +31,6 @@ pub struct Server {
 
 /// No Java was brought, as no workload needs one.
 pub const NO_JAVA: &str = "none";
-
-impl Server {
-    /// Whether cells of both may stand beside each other.
-    fn is_like(&self, other: &Self) -> bool {
-        let without_java = |server: &Self| Self { java: String::new(), ..server.clone() };
-        let java_differs = self.java != other.java && self.java != NO_JAVA && other.java != NO_JAVA;
-        without_java(self) == without_java(other) && !java_differs
-    }
-}
 
 /// A workload under a policy.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -94,38 +83,6 @@ impl Cell {
     }
 }
 
-/// What a file has.
-#[derive(Default)]
-pub struct Measured {
-    pub server: Option<Server>,
-    pub cells: Vec<Cell>,
-    /// Cells that did not come about at first.
-    pub again: Vec<String>,
-}
-
-/// A cell that was measured again counts as it was last.
-pub fn read(path: &Path) -> Result<Measured> {
-    let Raw { lines, again } = Raw::read(path)?;
-    let mut read = Measured { again, ..Measured::default() };
-    for line in lines {
-        match line {
-            Line::Server(line) => {
-                let same = read.server.as_ref().is_none_or(|before| before.is_like(&line));
-                ensure!(same, "{}: of two servers; remove the file to begin anew", path.display());
-                // The Java of those that had one.
-                if read.server.is_none() || line.java != NO_JAVA {
-                    read.server = Some(line);
-                }
-            }
-            Line::Cell(cell) => {
-                read.cells.retain(|before| before.which() != cell.which());
-                read.cells.push(cell);
-            }
-        }
-    }
-    Ok(read)
-}
-
 /// As in what was measured before there was a choice.
 fn is_on() -> bool {
     true
@@ -149,60 +106,4 @@ pub struct Sample {
     pub at_s: f64,
     /// Of each vCPU: local ones, and remote ones.
     pub accesses: Vec<[u64; 2]>,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::io::Write;
-
-    fn cell(policy: Policy, operations: u64) -> Line {
-        Line::Cell(Cell {
-            workload: Workload::Stream,
-            policy,
-            changes_per_minute: 20,
-            by: By::Hand,
-            autonuma: true,
-            take: 0,
-            window_s: 48.0,
-            operations,
-            vcpus: Vec::new(),
-            changes: Vec::new(),
-            samples: Vec::new(),
-            pages_migrated: 0,
-            told: None,
-            commit: "abc".to_owned(),
-        })
-    }
-
-    fn server(java: &str) -> Line {
-        Line::Server(Server {
-            profile: "broadwell-2s".to_owned(),
-            second_llc: None,
-            kernel: "7.3".to_owned(),
-            guest_kernel: "6.12".to_owned(),
-            java: java.to_owned(),
-        })
-    }
-
-    #[test]
-    fn runs_that_go_on_are_read_as_one_and_only_of_one_server() {
-        let mut file = tempfile::NamedTempFile::new().expect("a file");
-        let mut write = |line: &Line| {
-            writeln!(file, "{}", serde_json::to_string(line).expect("JSON")).expect("written");
-            read(file.path()).map(|Measured { server, cells, .. }| {
-                let cells = cells.iter().map(|cell| (cell.policy, cell.operations));
-                (server.is_some(), cells.collect::<Vec<_>>())
-            })
-        };
-        write(&server("17")).expect("read");
-        write(&cell(Policy::Ideal, 1)).expect("read");
-        write(&cell(Policy::Full, 2)).expect("read");
-        write(&server("17")).expect("read");
-        let read = write(&cell(Policy::Ideal, 3)).expect("read");
-        assert_eq!(read, (true, vec![(Policy::Full, 2), (Policy::Ideal, 3)]));
-        write(&server(NO_JAVA)).expect("read");
-        let error = format!("{:#}", write(&server("21")).expect_err("another server"));
-        assert!(error.contains("of two servers"), "{error}");
-    }
 }

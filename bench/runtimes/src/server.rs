@@ -12,15 +12,14 @@ use crate::{
 use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 use std::{
-    fs,
-    path::PathBuf,
-    thread,
+    fs, thread,
     time::{Duration, Instant},
 };
 use vnuma_abi_lab_counters::Header;
 use vnuma_bench_common::{
-    cells::{Cells, print},
+    cells::{Cells, Options, print},
     host::affine,
+    report::Form,
     talk::Talk,
     threads::{Counted, Values},
 };
@@ -48,24 +47,10 @@ pub struct Arguments {
     /// Only with the guest's AutoNUMA like this
     #[arg(long, value_name = "SWITCH")]
     autonuma: Vec<Switch>,
-    /// All policies and numbers of changes
-    #[arg(long)]
-    full: bool,
-    /// One cell of each kind, for some seconds each
-    #[arg(long, conflicts_with = "full")]
-    smoke: bool,
-    /// What was measured before, which is not measured again
-    #[arg(long)]
-    done: Option<PathBuf>,
-    /// At most so many cells
-    #[arg(long)]
-    cells: Option<usize>,
-    /// Begin no cell after so many minutes
-    #[arg(long)]
-    minutes: Option<u64>,
-    /// What is measured
-    #[arg(long, default_value = "")]
-    commit: String,
+    #[command(flatten)]
+    form: Form,
+    #[command(flatten)]
+    options: Options,
 }
 
 /// Of the guest's AutoNUMA.
@@ -77,27 +62,18 @@ enum Switch {
 
 /// Prints a line of JSON for each cell.
 pub fn run(arguments: &Arguments) -> Result<()> {
-    let mut wanted = wanted(arguments);
+    let wanted = wanted(arguments);
     ensure!(!wanted.is_empty(), "there is no such cell");
-    let done = arguments.done.as_deref().map_or_else(|| Ok(raw::Measured::default()), raw::read)?.cells;
-    wanted.retain(|one| done.iter().all(|cell| cell.which() != *one));
-    eprintln!("{} cells are there, {} are to be measured", done.len(), wanted.len());
-    wanted.truncate(arguments.cells.unwrap_or(usize::MAX));
-    let end = arguments.minutes.map(|minutes| Instant::now() + Duration::from_secs(minutes * 60));
     let header = lab_count::server::header()?;
     let profile = by_name(header.profile_name())?;
     affine(0, HOST_CPUS)?;
-    let mut machines = Machines::new(&header, &profile, arguments.smoke)?;
-    let mut cells = Cells::default();
-    for (number, &one) in wanted.iter().enumerate() {
-        if end.is_some_and(|end| Instant::now() >= end) {
-            eprintln!("the time is over; {} cells are left", wanted.len() - number);
-            break;
-        }
-        cells.measure(&format!("{} of {}: {}", number + 1, wanted.len(), name_of(one)), || {
+    let mut machines = Machines::new(&header, &profile, arguments.form.smoke)?;
+    let mut cells = Cells::printed(&arguments.options)?;
+    for one in wanted {
+        cells.measure(&name_of(one), || {
             let cell = machines.cell(one)?;
             let shown = summary(&cell, profile.clock_ghz);
-            Ok((Line::Cell(Cell { commit: arguments.commit.clone(), ..cell }), shown))
+            Ok((Line::Cell(Cell { commit: arguments.options.commit.clone(), ..cell }), shown))
         })?;
     }
     cells.end()
@@ -178,8 +154,8 @@ impl Machines {
 }
 
 fn wanted(arguments: &Arguments) -> Vec<Wanted> {
-    let Arguments { workload, policy, changes, by, autonuma, full, smoke, .. } = arguments;
-    if *smoke {
+    let Arguments { workload, policy, changes, by, autonuma, form, .. } = arguments;
+    if form.smoke {
         let of = |policy, rate| Wanted {
             workload: Workload::Stream,
             policy,
@@ -192,7 +168,7 @@ fn wanted(arguments: &Arguments) -> Vec<Wanted> {
     }
     // What is named is measured, whatever the form has. What is not is that of the form.
     let is_wanted = |one: &Wanted| {
-        let chosen = |named: bool, is_empty: bool, of_form: bool| named || is_empty && (*full || of_form);
+        let chosen = |named: bool, is_empty: bool, of_form: bool| named || is_empty && (form.full || of_form);
         let switch = if one.autonuma { Switch::On } else { Switch::Off };
         chosen(
             workload.contains(&one.workload),
@@ -369,15 +345,11 @@ mod tests {
             changes: Vec::new(),
             by: Vec::new(),
             autonuma: Vec::new(),
-            full: false,
-            smoke: false,
-            done: None,
-            cells: None,
-            minutes: None,
-            commit: String::new(),
+            form: Form::default(),
+            options: Options::default(),
         };
         assert_eq!(wanted(&none()), cells(false));
-        assert_eq!(wanted(&Arguments { full: true, ..none() }), cells(true));
+        assert_eq!(wanted(&Arguments { form: Form { full: true, smoke: false }, ..none() }), cells(true));
         let full = Arguments { policy: vec![Policy::Full], ..none() };
         assert!(wanted(&full).iter().all(|cell| Workload::REDUCED.contains(&cell.workload)));
         let one = || Arguments { policy: vec![Policy::VnumaOs], workload: vec![Workload::Orders], ..none() };

@@ -132,19 +132,24 @@ pub struct Run {
 
 /// Reads what was measured, and judges it.
 pub fn run(files: &Files) -> Result<()> {
-    let raw = files.read()?;
-    let (mut server, mut workloads, mut cells) = (None, Vec::new(), Vec::new());
-    for line in raw.lines {
+    let mut raw = files.read()?;
+    let (mut server, mut workloads, mut cells) = (None, Vec::<raw::Workload>::new(), Vec::<Cell>::new());
+    for line in std::mem::take(&mut raw.lines) {
         match line {
             Line::Server(found) => server = Some(found),
-            Line::Workload(workload) => workloads.push(workload),
+            // It begins anew.
+            Line::Workload(workload) => {
+                workloads.retain(|before| before.name != workload.name);
+                cells.retain(|before| before.workload != workload.name);
+                workloads.push(workload);
+            }
             Line::Cell(cell) => cells.push(cell),
         }
     }
     let run = Run { server: server.context("the server said nothing")?, workloads, cells };
     // The server's own is known.
     profiles(&run.server.profile)?;
-    files.judge(&run, &raw.again)
+    files.judge(&run, &raw)
 }
 
 impl Bench for Run {

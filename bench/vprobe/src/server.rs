@@ -18,7 +18,7 @@ use std::{
     time::{Duration, Instant},
 };
 use vnuma_bench_common::{
-    cells::{Cells, print},
+    cells::{self, Cells, print},
     stats::median,
 };
 use vnuma_lab_pricing::{CounterProfile, by_name};
@@ -52,6 +52,8 @@ pub struct Arguments {
     policy: Vec<String>,
     #[command(flatten)]
     options: Options,
+    #[command(flatten)]
+    cells: cells::Options,
 }
 
 /// How cells are measured.
@@ -69,7 +71,7 @@ pub struct Options {
 }
 
 /// Of the short form, with its longest period in seconds, also on a busy machine.
-const SMOKE: (&str, [&str; 2], f64) = ("chase", ["linux", "vprobe"], 5.0);
+const SMOKE: (&str, [&str; 2], f64) = ("chase", ["linux", "vprobe"], 2.0);
 
 impl Arguments {
     fn workloads(&self) -> Result<Vec<&'static Workload>> {
@@ -110,30 +112,45 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         kernel: fs::read_to_string("/proc/sys/kernel/osrelease")?.trim().to_owned(),
         numad: Numad::version(),
     }))?;
-    let (mut cells, mut timers) = (Cells::default(), None);
+    let (mut cells, mut timers) = (Cells::printed(&arguments.cells)?, None);
     for workload in workloads {
+        let policies = arguments.policies(workload);
+        let variants: Vec<_> = policies.iter().flat_map(|policy| variants(&HALF, workload, policy)).collect();
+        let name = |variant: &str| format!("{}, {variant}", workload.name);
+        if variants.iter().all(|(variant, _)| cells.has(&name(variant))) {
+            continue;
+        }
+        // Those of a workload are compared, and are of the same VMs.
+        variants.iter().for_each(|(variant, _)| cells.forget(&name(variant)));
         let vms = if arguments.options.smoke { 1 } else { VMS.len() };
         let fresh = Fresh::start((&HALF, vms), counted, false, &mut timers)?;
         let (bench, line) = fresh.load(workload, &profile, arguments.options)?;
         print(&Line::Workload(line))?;
-        for policy in arguments.policies(workload) {
-            for (name, placement) in bench.variants(policy) {
-                cells.measure(&format!("{}, {name}", workload.name), || {
-                    let cell = bench.cell(&name, placement)?;
-                    let shown = format!("{} periods, repeated {}", cell.periods.len(), cell.repeated);
-                    Ok((Line::Cell(cell), shown))
-                })?;
-            }
+        for (variant, placement) in &variants {
+            cells.measure(&name(variant), || {
+                let cell = bench.cell(variant, *placement)?;
+                let shown = format!("{} periods, repeated {}", cell.periods.len(), cell.repeated);
+                Ok((Line::Cell(cell), shown))
+            })?;
         }
     }
     cells.end()
 }
 
+/// All cells of a policy by name: one, or the candidates of `oracle`.
+fn variants(layout: &Layout, workload: &Workload, policy: &str) -> Vec<(String, Option<&'static Placement>)> {
+    let named = |placement: &'static Placement| (format!("oracle:{}", placement.name), Some(placement));
+    match policy {
+        "oracle" => layout.oracles(workload).iter().map(named).collect(),
+        _ => vec![(policy.to_owned(), None)],
+    }
+}
+
 /// Time of the server by modelled time, of all vCPUs together, under this load: the median, as the machine may stop the server
 /// in between.
-fn dilation(vms: &Vms, programs: &Programs, clock_ghz: f64) -> Result<f64> {
+fn dilation(vms: &Vms, programs: &Programs, clock_ghz: f64, times: usize) -> Result<f64> {
     let mut found = Vec::new();
-    for _ in 0..DILATIONS {
+    for _ in 0..times {
         let before = vms.read(programs, &[])?;
         thread::sleep(Duration::from_secs_f64(DILATION_S));
         let period = vms.read(programs, &[])?.since(&before);
@@ -236,7 +253,8 @@ impl<'a> Bench<'a> {
         let mut programs = vms.load(workload)?;
         vms.place(&programs, &vms.layout.start)?;
         vms.release(None)?;
-        let dilation = dilation(vms, &programs, profile.clock_ghz)?;
+        let times = if options.smoke { 1 } else { DILATIONS };
+        let dilation = dilation(vms, &programs, profile.clock_ghz, times)?;
         let longest_s = if options.smoke { SMOKE.2 } else { PERIODS_S.1 };
         let period_s = (PERIOD_S * dilation).clamp(PERIODS_S.0, longest_s);
         let factor = period_s / DEFAULT_PERIOD_S;
@@ -266,17 +284,6 @@ impl<'a> Bench<'a> {
         Ok((bench, line))
     }
 
-    /// All cells of a policy by name: one, or the candidates of `oracle`.
-    fn variants(&self, policy: &str) -> Vec<(String, Option<&'static Placement>)> {
-        match policy {
-            "oracle" => {
-                let placements = self.vms.layout.oracles(self.workload).iter();
-                placements.map(|placement| (format!("oracle:{}", placement.name), Some(placement))).collect()
-            }
-            _ => vec![(policy.to_owned(), None)],
-        }
-    }
-
     /// A cell by the name of its policy, such as `oracle:at-home`.
     pub fn variant(&self, policy: &str) -> Result<Cell> {
         let Some(name) = policy.strip_prefix("oracle:") else { return self.cell(policy, None) };
@@ -291,7 +298,7 @@ impl<'a> Bench<'a> {
         host::balance(false)?;
         self.vms.place(&self.programs, &AT_HOME)?;
         self.vms.release(Some(&AT_HOME))?;
-        dilation(self.vms, &self.programs, self.clock_ghz)
+        dilation(self.vms, &self.programs, self.clock_ghz, DILATIONS)
     }
 
     /// The policy of a variant, and the periods of its cell on this server.

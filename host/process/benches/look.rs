@@ -6,7 +6,13 @@
 #![expect(missing_docs, reason = "criterion's macros make functions without")]
 
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
-use std::{cell::Cell, hint::black_box, os::fd::AsFd, ptr::null_mut, time::Duration};
+use std::{
+    cell::Cell,
+    hint::black_box,
+    os::fd::AsFd,
+    ptr::{null, null_mut},
+    time::Duration,
+};
 use vnuma_process::{choose_addresses, open_pidfd, sample_pages};
 
 const TIB: u64 = 1 << 40;
@@ -28,6 +34,18 @@ fn map() -> Option<u64> {
     // SAFETY: the mapping made above; small pages cost a look most, and a huge one at each address would not fit into this machine.
     unsafe { libc::madvise(mapped, TIB as usize, libc::MADV_NOHUGEPAGE) };
     Some(mapped as u64)
+}
+
+/// The nodes of these pages, by one call.
+fn ask(pid: i32, addresses: &[u64]) -> Vec<i32> {
+    let mut nodes = vec![-1; addresses.len()];
+    // SAFETY: both lists have as many entries as the call is told; nothing is moved without a list of nodes.
+    let status = unsafe {
+        let (count, pages) = (addresses.len(), addresses.as_ptr());
+        libc::syscall(libc::SYS_move_pages, pid, count, pages, null::<i32>(), nodes.as_mut_ptr(), 0)
+    };
+    assert_eq!(status, 0, "{}", std::io::Error::last_os_error());
+    nodes
 }
 
 fn looks(criterion: &mut Criterion) {
@@ -52,6 +70,15 @@ fn looks(criterion: &mut Criterion) {
         };
         let look = |at: usize| black_box(sample_pages(pidfd.as_fd(), pid, &all[at]).expect("it lives"));
         bench.iter_batched(next, look, BatchSize::PerIteration);
+    });
+    // What a look cannot do without, by itself: the kernel is asked once where the pages are. The goal compares with it, so that a slow
+    // machine is slow for both.
+    criterion.bench_function("look/system-call", |bench| {
+        let next = || {
+            turn.set((turn.get() + 1) % all.len());
+            turn.get()
+        };
+        bench.iter_batched(next, |at: usize| black_box(ask(pid, &all[at])), BatchSize::PerIteration);
     });
 }
 

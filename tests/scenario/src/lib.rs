@@ -19,8 +19,9 @@ mod vm;
 pub use devices::{HostDevice, PCI_DEVICES, device_of_class, host_devices, pass_through};
 pub use nodes::{Nodes, home_nodes};
 pub use place::{DIRECTORY, vnumactl_command};
-pub use process::{Process, Waiting, output, vnumactl, vnumad, vnumad_logging_to, wait_for, waiting};
+pub use process::{Process, output, vnumactl, vnumad, vnumad_logging_to, wait_for};
 pub use replug::{bring_online, replug_when_noticed, vcpu_thread};
 pub use vm::{Vm, tsc_offset, vcpu_threads};
+pub use vnuma_bench_figures::waiting::{Waiting, waiting};
 /// A QEMU monitor that vnumad does not use, [`Vm::monitor`].
 pub use vnuma_lab_qmp::Qmp as Monitor;

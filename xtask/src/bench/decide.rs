@@ -1,200 +1,145 @@
 //! `make bench NAME=decide`: what a decision of each policy costs, with 4096 vCPUs on 64 nodes, what placing a VM costs beside
 //! 1000 others on 64 nodes, and what a look at the memory of a VM of 1 TiB costs.
 
-use super::Form;
+use super::{Common, inputs, of_machine};
 use crate::steps::workspace;
 use anyhow::{Context, Result, ensure};
-use serde::Serialize;
+use serde_json::{Value, json};
 use std::{collections::BTreeMap, fs, path::Path, process::Command};
 use vnuma_bench_figures::{
-    goals::{Limit, check_limits},
+    cells::Cells,
+    goals::Limit,
+    report::table,
     stats::{load_average, median},
 };
-use vnuma_scenario::waiting;
 
 /// A decision or a placement may take so many times the yardstick (bench/README.md says why).
 const GOAL: f64 = 3.3;
 /// Looks at a VM with a memory policy come at most so often by default, seconds (docs/vnumad.md).
 const OBSERVE_S: f64 = 60.0;
-/// They may take this share of a CPU.
-const LOOK_SHARE: f64 = 0.001;
+/// One may take so many times its system calls.
+const LOOK: f64 = 5.7;
+/// What criterion runs, and of which package.
+const BENCHES: [(&str, &str); 3] =
+    [("decide", "vnuma-policy"), ("place", "vnuma-placement"), ("look", "vnuma-process")];
 /// Cases of placing a VM. A refusal also looks for what would fit, and is not judged.
 const PLACED: [&str; 4] = ["one-node", "spans", "small-device", "equations"];
 /// Policies that the goal is for: those of the paper and of vnuma.
 const JUDGED: [&str; 2] = ["vprobe", "vprobe-paper"];
 
-#[derive(Serialize)]
-struct Report {
-    /// How the figures came about.
-    kind: &'static str,
-    vcpus: u32,
-    nodes: u32,
-    /// Load average of the machine before and after.
-    load_average: [f64; 2],
-    /// What a decision must compute, in a loop of its own: the median of those that were timed beside each policy.
-    yardstick_ms: f64,
-    /// By the yardstick: the slowest decision or placement that is judged, and the goal.
-    worst_by_yardstick: f64,
-    goal_by_yardstick: f64,
-    rows: Vec<Row>,
-    /// VMs with reservations while one more is placed.
-    vms: u32,
-    placements: Vec<Placement>,
-    look: Look,
-    within_goal: bool,
-}
-
-/// A look at 8192 pages of a VM of 1 TiB.
-#[derive(Serialize)]
-struct Look {
-    look_ms: f64,
-    /// Bounds of criterion's 95 % confidence interval.
-    look_ms_low: f64,
-    look_ms_high: f64,
-    /// Of a CPU, with a look a minute.
-    share: f64,
-    share_goal: f64,
-}
-
-#[derive(Serialize)]
-struct Placement {
-    /// `one-node`, `spans`: without devices; `small-device`, `equations`: with one; `refused`: more than there is.
-    case: String,
-    placement_ms: f64,
-    /// Bounds of criterion's 95 % confidence interval.
-    placement_ms_low: f64,
-    placement_ms_high: f64,
-}
-
-#[derive(Serialize)]
-struct Row {
-    policy: String,
-    /// `all-move`: nothing is placed yet; `steady`: nothing changes; `changed`: all memory is elsewhere.
-    case: String,
-    decision_ms: f64,
-    /// Bounds of criterion's 95 % confidence interval.
-    decision_ms_low: f64,
-    decision_ms_high: f64,
-}
-
-impl Report {
-    fn print(&self) {
-        println!("{:<14} {:<12} {:>12}", "policy", "case", "ms/decision");
-        for row in &self.rows {
-            println!("{:<14} {:<12} {:>12.3}", row.policy, row.case, row.decision_ms);
-        }
-        for row in &self.placements {
-            println!("{:<14} {:<12} {:>12.3}", "place", row.case, row.placement_ms);
-        }
-        println!("{:<14} {:<12} {:>12.3}", "yardstick", "arithmetic", self.yardstick_ms);
-        let Look { look_ms, share, .. } = &self.look;
-        println!(
-            "{:<14} {:<12} {look_ms:>12.3}   {:.4} % of a CPU with a look a minute",
-            "look",
-            "1-tib",
-            share * 100.0
-        );
-    }
-}
-
 /// Runs it.
-pub fn run(form: Form) -> Result<()> {
-    ensure!(!form.full, "this benchmark has one form, and a short one");
-    let target = workspace().join("target/bench").join(form.folder("decide")).join("criterion");
+pub fn run(common: &Common) -> Result<()> {
+    common.has_one_form()?;
+    let folders = ["Cargo.lock", "pure", "host/process"].map(|path| workspace().join(path));
+    let run = common.run("decide", &[inputs(&folders), of_machine()].concat())?;
     let before = load_average();
-    let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["bench", "--locked"]);
-    if form.smoke {
-        // Built as tests are.
-        cargo.args(["--workspace", "--all-features", "--profile", "dev"]);
-    } else {
-        cargo.args(["-p", "vnuma-policy", "-p", "vnuma-placement", "-p", "vnuma-process"]);
+    let mut cells = Cells::stored(&run.options)?;
+    let mut estimates = BTreeMap::new();
+    for (bench, package) in BENCHES {
+        let target = run.results.directory.join("criterion").join(bench);
+        let measured = cells.measure(bench, || {
+            let found = measure(&target, (bench, package), common.form.smoke)?;
+            let shown = format!("{} estimates", found.len());
+            Ok((found, shown))
+        })?;
+        estimates.extend(measured.into_iter().flatten());
     }
-    cargo.args(["--bench", "decide", "--bench", "place", "--bench", "look"]);
-    cargo.args(form.smoke.then_some(["--", "--quick"]).iter().flatten());
-    let _waiting = waiting("cargo bench");
-    let status =
-        cargo.env("CRITERION_HOME", &target).current_dir(workspace()).status().context("cargo bench")?;
-    ensure!(status.success(), "the benchmark failed: {status}");
-    let (rows, placements) = rows(&target)?;
-    let look = look(&target)?;
-    let yardstick = |policy: &str| Ok(estimates(&target.join(format!("yardstick_{policy}")))?[0]);
-    let yardsticks = rows.iter().map(|row| yardstick(&row.policy)).collect::<Result<Vec<_>>>()?;
-    let yardstick_ms = median(yardsticks.iter().copied()).context("no yardstick was timed")?;
-    let judged = |row: &&Row| JUDGED.contains(&row.policy.as_str());
-    let placed = |row: &&Placement| PLACED.contains(&row.case.as_str());
-    let decisions = rows.iter().zip(&yardsticks).filter(|(row, _)| judged(row));
-    let decisions = decisions.map(|(row, yardstick_ms)| row.decision_ms / yardstick_ms);
-    let places = placements.iter().filter(placed).map(|row| row.placement_ms / yardstick_ms);
-    let worst_by_yardstick = decisions.chain(places).fold(0.0, f64::max);
-    let complete = rows.iter().filter(judged).count() == 3 * JUDGED.len()
-        && placements.iter().filter(placed).count() == PLACED.len();
-    ensure!(complete, "criterion left {} and {} rows", rows.len(), placements.len());
-    let report = Report {
-        kind: "measured: wall clock on this machine",
-        vcpus: 4096,
-        nodes: 64,
-        load_average: [before, load_average()],
-        yardstick_ms,
-        worst_by_yardstick,
-        goal_by_yardstick: GOAL,
-        within_goal: worst_by_yardstick <= GOAL && look.share <= LOOK_SHARE,
-        rows,
-        vms: 1000,
-        placements,
-        look,
-    };
-    report.print();
-    super::write_report(&form.folder("decide"), &report)?;
-    if form.smoke {
-        return Ok(());
-    }
+    let measured_by = json!(cells.measured_by);
+    cells.end()?;
+    let mut report = report(&estimates, [before, load_average()])?;
+    report["measured_by"] = measured_by;
+    let figure = |path: &str| report.pointer(path).and_then(Value::as_f64);
     let goals = [
-        Limit::at_most("the slowest decision or placement, by the yardstick", Some(worst_by_yardstick), GOAL),
-        Limit::at_most("looks once a minute, of a CPU", Some(report.look.share), LOOK_SHARE),
+        Limit::at_most(
+            "the slowest decision or placement, by the yardstick",
+            figure("/worst_by_yardstick"),
+            GOAL,
+        ),
+        Limit::at_most("a look, by its system calls", figure("/look/by_yardstick"), LOOK),
     ];
-    goals.iter().for_each(|goal| println!("{goal}"));
-    check_limits(&goals)
+    let rows: Vec<Value> = estimates
+        .iter()
+        .map(|(name, [mean, low, high])| json!({"name": name, "ms": mean, "low": low, "high": high}))
+        .collect();
+    run.results.end(&report, &table("name ms:3 low:3 high:3", &rows), &goals)
 }
 
-/// Criterion's estimates of a benchmark, milliseconds.
-fn estimates(directory: &Path) -> Result<[f64; 3]> {
-    let path = directory.join("new/estimates.json");
-    let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-    parse(&text).with_context(|| path.display().to_string())
-}
+/// Criterion's estimates by the name of a benchmark: milliseconds, with the bounds of the 95 % confidence interval.
+type Estimates = BTreeMap<String, [f64; 3]>;
 
-/// Criterion's estimates of the look.
-fn look(directory: &Path) -> Result<Look> {
-    let [look_ms, look_ms_low, look_ms_high] = estimates(&directory.join("look_1-tib"))?;
-    let share = look_ms / 1000.0 / OBSERVE_S;
-    Ok(Look { look_ms, look_ms_low, look_ms_high, share, share_goal: LOOK_SHARE })
-}
-
-/// Criterion's estimates: a folder for each benchmark, `decide_POLICY_CASE` or `place_CASE`.
-fn rows(directory: &Path) -> Result<(Vec<Row>, Vec<Placement>)> {
-    let mut rows = BTreeMap::new();
-    let mut placements = BTreeMap::new();
-    for entry in fs::read_dir(directory).with_context(|| directory.display().to_string())? {
+fn measure(target: &Path, (bench, package): (&str, &str), smoke: bool) -> Result<Estimates> {
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["bench", "--locked", "--bench", bench]);
+    if smoke {
+        // Built as tests are.
+        cargo.args(["--workspace", "--all-features", "--profile", "dev", "--", "--quick"]);
+    } else {
+        cargo.args(["-p", package]);
+    }
+    let status =
+        cargo.env("CRITERION_HOME", target).current_dir(workspace()).status().context("cargo bench")?;
+    ensure!(status.success(), "the benchmark failed: {status}");
+    let mut found = Estimates::new();
+    for entry in fs::read_dir(target).with_context(|| target.display().to_string())? {
         let path = entry?.path();
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
-        let decision = name.strip_prefix("decide_").and_then(|name| name.split_once('_'));
-        let case = name.strip_prefix("place_");
-        if decision.is_none() && case.is_none() {
-            continue;
-        }
-        let [mean, low, high] = estimates(&path)?;
-        if let Some((policy, case)) = decision {
-            let (policy, case) = (policy.to_owned(), case.to_owned());
-            let row = Row { policy, case, decision_ms: mean, decision_ms_low: low, decision_ms_high: high };
-            rows.insert(name.clone(), row);
-        } else if let Some(case) = case {
-            let case = case.to_owned();
-            let row = Placement { case, placement_ms: mean, placement_ms_low: low, placement_ms_high: high };
-            placements.insert(name.clone(), row);
+        let estimates = path.join("new/estimates.json");
+        if let Ok(text) = fs::read_to_string(&estimates) {
+            found.insert(name, parse(&text).with_context(|| estimates.display().to_string())?);
         }
     }
-    Ok((rows.into_values().collect(), placements.into_values().collect()))
+    ensure!(!found.is_empty(), "criterion left nothing in {}", target.display());
+    Ok(found)
+}
+
+/// From criterion's estimates: `decide_POLICY_CASE`, `yardstick_POLICY`, `place_CASE`, `look_CASE`.
+fn report(estimates: &Estimates, load_average: [f64; 2]) -> Result<Value> {
+    let of = |name: &str| estimates.get(name).copied().with_context(|| format!("criterion left no {name}"));
+    let named = |prefix: &'static str| {
+        estimates.iter().filter_map(move |(name, figures)| Some((name.strip_prefix(prefix)?, *figures)))
+    };
+    let (mut rows, mut by_yardstick, mut yardsticks) = (Vec::new(), Vec::new(), Vec::new());
+    for (name, [mean, low, high]) in named("decide_") {
+        let (policy, case) = name.split_once('_').with_context(|| format!("decide_{name}: no case"))?;
+        let yardstick_ms = of(&format!("yardstick_{policy}"))?[0];
+        yardsticks.push(yardstick_ms);
+        by_yardstick.extend(JUDGED.contains(&policy).then_some(mean / yardstick_ms));
+        rows.push(json!({
+            "policy": policy, "case": case, "decision_ms": mean, "decision_ms_low": low, "decision_ms_high": high,
+        }));
+    }
+    ensure!(by_yardstick.len() == 3 * JUDGED.len(), "criterion left {} judged decisions", by_yardstick.len());
+    let yardstick_ms = median(yardsticks).context("no yardstick was timed")?;
+    for case in PLACED {
+        by_yardstick.push(of(&format!("place_{case}"))?[0] / yardstick_ms);
+    }
+    let placement = |(case, [mean, low, high]): (&str, [f64; 3])| json!({"case": case, "placement_ms": mean, "placement_ms_low": low, "placement_ms_high": high});
+    let ([look_ms, low, high], [call_ms, ..]) = (of("look_1-tib")?, of("look_system-call")?);
+    let worst = by_yardstick.into_iter().fold(0.0, f64::max);
+    Ok(json!({
+        "kind": "measured: wall clock on this machine",
+        "vcpus": 4096,
+        "nodes": 64,
+        "load_average": load_average,
+        "yardstick_ms": yardstick_ms,
+        "worst_by_yardstick": worst,
+        "goal_by_yardstick": GOAL,
+        "within_goal": worst <= GOAL && look_ms / call_ms <= LOOK,
+        "rows": rows,
+        // With reservations, while one more is placed.
+        "vms": 1000,
+        "placements": named("place_").map(placement).collect::<Vec<_>>(),
+        "look": {
+            "look_ms": look_ms,
+            "look_ms_low": low,
+            "look_ms_high": high,
+            // The system calls of a look by themselves, and the look by that.
+            "yardstick_ms": call_ms,
+            "by_yardstick": look_ms / call_ms,
+            // Of a CPU, with a look a minute.
+            "share": look_ms / 1000.0 / OBSERVE_S,
+        },
+    }))
 }
 
 /// Milliseconds: the mean, and its bounds.

@@ -1,14 +1,10 @@
 //! `make bench NAME=dsm`: the user-space DSM beside what its transports and page faults cost by themselves, and programs
 //! beside MPI. What it sends by RDMA is counted on a lab server.
 
-use super::{Form, build, with_scratch};
-use crate::{
-    setup,
-    steps::{run as run_command, workspace},
-};
-use anyhow::{Context, Result, bail, ensure};
+use super::{Common, run_here};
+use crate::{setup, steps::run as run_command};
+use anyhow::{Result, ensure};
 use std::{
-    fs,
     path::{Path, PathBuf},
     process::Command,
     time::Duration,
@@ -18,30 +14,21 @@ use vnuma_lab_runner::LabRun;
 const PACKAGES: &str = "bench/dsm/host-packages.txt";
 
 /// Runs it.
-pub fn run(form: Form) -> Result<()> {
-    ensure!(!form.full, "this benchmark has one form, and a short one");
-    let programs = build(form.smoke, &[("vnuma-bench-dsm", "bench-dsm"), ("dsm-run", "dsm-run")])?;
-    let [program, dsm_run] = &programs[..] else { bail!("a program is missing") };
-    let directory = workspace().join("target/bench").join(form.folder("dsm"));
-    fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;
-    let report = directory.join("report.json");
-    let mut bench = Command::new(program);
-    bench.arg("--report").arg(&report).args(form.words());
-    if !form.smoke {
-        bench.arg("--dsm-run").arg(dsm_run);
-        match mpi(&directory) {
-            Ok(programs) => bench.arg("--mpi").arg(programs),
-            Err(error) => bench.arg("--mpi-skipped").arg(format!("{error:#}")),
+pub fn run(common: &Common) -> Result<()> {
+    common.has_one_form()?;
+    run_here(common, "dsm", &[("dsm-run", "dsm-run"), ("vnuma-bench-dsm", "bench-dsm")], |built, run| {
+        if common.form.smoke {
+            return Ok(Vec::new());
+        }
+        let directory = &run.results.directory;
+        let or_why = |option: &str, built: Result<PathBuf>| match built {
+            Ok(path) => [option.into(), path.into()],
+            Err(error) => [format!("{option}-skipped").into(), format!("{error:#}").into()],
         };
-        match rdma(program, &directory) {
-            Ok(rows) => bench.arg("--rows").arg(rows),
-            Err(error) => bench.arg("--rows-skipped").arg(format!("{error:#}")),
-        };
-    }
-    let _scratch = with_scratch(&mut bench)?;
-    let measured = super::judged(&mut bench);
-    println!("report: {}\npicture: {}", report.display(), report.with_extension("svg").display());
-    measured
+        let dsm_run = ["--dsm-run".into(), built[0].clone().into()];
+        let others = [or_why("--mpi", mpi(directory)), or_why("--rows", rdma(&built[1], directory))];
+        Ok(dsm_run.into_iter().chain(others.into_iter().flatten()).collect())
+    })
 }
 
 /// A lab server with RoCE in software, on a card that nobody else is on.
@@ -51,7 +38,7 @@ const RDMA: &str = "modprobe -a rdma_rxe rds_rdma
     ip address add 10.99.0.1/24 dev rdma
     ip link set rdma up
     rdma link add rxe0 type rxe netdev rdma
-    exec taskset --cpu-list 1-3 /root/bench-dsm --rdma 10.99.0.1 --modes ivy,default --passes 1 --report /root/report.json";
+    exec taskset --cpu-list 1-3 /root/bench-dsm --rdma 10.99.0.1 --modes ivy,default --passes 1 --directory /root";
 /// Only ends a hang.
 const HANG: Duration = Duration::from_secs(600);
 

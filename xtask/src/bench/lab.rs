@@ -1,17 +1,15 @@
 //! What the lab's counters cost. Servers without and with counters take turns, so that what else the machine does
 //! hits both; the figure of each side is its best run, which that disturbs least.
 
-use std::collections::BTreeMap;
-use std::time::Instant;
-
-use anyhow::{Context, Result, ensure};
-use serde::Serialize;
-use vnuma_bench_figures::goals::{Limit, check_limits};
-
 use super::{
-    Form, build,
+    Common, build, inputs, of_lab, of_machine,
     peer::{boot, sh},
 };
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use std::{collections::BTreeMap, path::PathBuf, time::Instant};
+use vnuma_bench_figures::{cells::Cells, goals::Limit, report::Results};
 use vnuma_lab_runner::{Counters, Lab, end_on_signals};
 
 /// Servers of each kind.
@@ -31,20 +29,6 @@ const LOOPS: [(&str, &str); 4] = [
     ("fork", "sh -c 'i=0; while [ $i -lt 200 ]; do /bin/true; i=$((i+1)); done'"),
 ];
 
-#[derive(Serialize)]
-struct Report {
-    /// How the figures came about: times of this machine, which do not carry over to another.
-    kind: &'static str,
-    machine: &'static str,
-    counters: &'static str,
-    limit: f64,
-    costs: BTreeMap<&'static str, Cost>,
-    /// What lab-count --dilation says, modelled time against guest time.
-    dilation: Vec<serde_json::Value>,
-    worst_ratio: f64,
-    within_limit: bool,
-}
-
 #[derive(Default, Serialize)]
 struct Cost {
     without_s: Vec<f64>,
@@ -54,36 +38,52 @@ struct Cost {
 }
 
 /// Runs it.
-pub fn run(form: Form) -> Result<()> {
-    ensure!(!form.full, "this benchmark has one form, and a short one");
-    let (rounds, runs) = if form.smoke { (1, 1) } else { (ROUNDS, RUNS) };
+pub fn run(common: &Common) -> Result<()> {
+    common.has_one_form()?;
+    let (rounds, runs) = if common.form.smoke { (1, 1) } else { (ROUNDS, RUNS) };
     end_on_signals().context("signal handlers")?;
     let counters: Counters = COUNTERS.parse()?;
-    let load = build(true, &[("lab-count", "lab-load")])?.pop().context("lab-load")?;
-    let load = [(load, "/run/lab/bin/lab-load".to_owned())];
-    let mut costs: BTreeMap<&'static str, Cost> = BTreeMap::new();
+    let load = build(true, &[("lab-count", "lab-load")])?;
+    let run = common.run("lab", &[inputs(&load), of_lab()?, of_machine()].concat())?;
+    let load = [(load[0].clone(), "/run/lab/bin/lab-load".to_owned())];
+    let (mut cells, mut costs) = (Cells::stored(&run.options)?, BTreeMap::<&'static str, Cost>::new());
     let mut dilation = Vec::new();
     for round in 1..=rounds {
         for with in [false, true] {
-            println!("round {round} of {rounds}, {} counters", if with { "with" } else { "without" });
-            let lab = boot(MACHINE, with.then_some(&counters), &load)?;
-            let mut note = |name, seconds| {
+            let name =
+                format!("round {round} of {rounds}, {} counters", if with { "with" } else { "without" });
+            let measured = cells.measure(&name, || {
+                let server = server(with.then_some(&counters), &load, runs)?;
+                Ok((server, String::new()))
+            })?;
+            let Some(Server { boot_s, loops_s, dilation: of_this }) = measured else { continue };
+            dilation.extend(of_this);
+            let loops = LOOPS.iter().zip(loops_s).map(|((name, _), seconds)| (*name, seconds));
+            for (name, seconds) in [("boot", vec![boot_s])].into_iter().chain(loops) {
                 let cost = costs.entry(name).or_default();
-                if with { &mut cost.with_s } else { &mut cost.without_s }.push(seconds);
-            };
-            note("boot", lab.boot_time().as_secs_f64());
-            for (name, command) in LOOPS {
-                for _ in 0..runs {
-                    note(name, timed(&lab, command)?);
-                }
-            }
-            if with {
-                let text = sh(&lab, "lab-count --dilation --json -")?;
-                dilation.push(serde_json::from_str(&text).context("lab-count --dilation")?);
+                if with { &mut cost.with_s } else { &mut cost.without_s }.extend(seconds);
             }
         }
     }
-    finish(form, costs, dilation)
+    finish(&run.results, cells, costs, dilation)
+}
+
+/// What a server took.
+#[derive(Serialize, Deserialize)]
+struct Server {
+    boot_s: f64,
+    /// Of each of [`LOOPS`].
+    loops_s: Vec<Vec<f64>>,
+    dilation: Option<serde_json::Value>,
+}
+
+fn server(counters: Option<&Counters>, load: &[(PathBuf, String)], runs: usize) -> Result<Server> {
+    let lab = boot(MACHINE, counters, load)?;
+    let times = |(_, command): &(&str, &str)| (0..runs).map(|_| timed(&lab, command)).collect();
+    let loops_s = LOOPS.iter().map(times).collect::<Result<_>>()?;
+    let dilation = counters.map(|_| sh(&lab, "lab-count --dilation --json -")).transpose()?;
+    let dilation = dilation.map(|text| serde_json::from_str(&text).context("lab-count --dilation"));
+    Ok(Server { boot_s: lab.boot_time().as_secs_f64(), loops_s, dilation: dilation.transpose()? })
 }
 
 /// Seconds that a command took. lab-load reports those of the loop alone.
@@ -97,33 +97,33 @@ fn timed(lab: &Lab, command: &str) -> Result<f64> {
 }
 
 fn finish(
-    form: Form,
+    results: &Results,
+    cells: Cells,
     mut costs: BTreeMap<&'static str, Cost>,
     dilation: Vec<serde_json::Value>,
 ) -> Result<()> {
-    let best = |seconds: &[f64]| seconds.iter().copied().fold(f64::MAX, f64::min);
-    println!("{:<10} {:>10} {:>10} {:>7}", "", "without s", "with s", "ratio");
+    let best = |seconds: &[f64]| seconds.iter().copied().reduce(f64::min).unwrap_or(f64::NAN);
+    let mut table = format!("{:<10} {:>10} {:>10} {:>7}\n", "", "without s", "with s", "ratio");
     for (name, cost) in &mut costs {
         let (without, with) = (best(&cost.without_s), best(&cost.with_s));
         cost.ratio = with / without;
-        println!("{name:<10} {without:>10.2} {with:>10.2} {:>7.2}", cost.ratio);
+        table += &format!("{name:<10} {without:>10.2} {with:>10.2} {:>7.2}\n", cost.ratio);
     }
     let worst_ratio = costs.values().map(|cost| cost.ratio).fold(0.0, f64::max);
-    let report = Report {
-        kind: "measured on this machine, best of the runs of each side",
-        machine: MACHINE,
-        counters: COUNTERS,
-        limit: LIMIT,
-        costs,
-        dilation,
-        worst_ratio,
-        within_limit: worst_ratio <= LIMIT,
-    };
-    super::write_report(&form.folder("lab"), &report)?;
-    if form.smoke {
-        return Ok(());
-    }
-    let goal = Limit::at_most("times that the counters cost", Some(worst_ratio), LIMIT);
-    println!("{goal}");
-    check_limits(&[goal])
+    let whole = costs.len() > LOOPS.len() && costs.values().all(|cost| cost.ratio.is_finite());
+    let report = json!({
+        // Times of this machine, which do not carry over to another.
+        "kind": "measured on this machine, best of the runs of each side",
+        "machine": MACHINE,
+        "counters": COUNTERS,
+        "limit": LIMIT,
+        "costs": costs,
+        "dilation": dilation,
+        "worst_ratio": worst_ratio,
+        "within_limit": worst_ratio <= LIMIT,
+        "measured_by": cells.measured_by,
+    });
+    let goal = Limit::at_most("times that the counters cost", whole.then_some(worst_ratio), LIMIT);
+    let judged = results.end(&report, &table, &[goal]);
+    cells.end().and(judged)
 }

@@ -1,7 +1,7 @@
 //! What memory policies do for VMs whose memory is displaced.
 
 use super::{
-    Form,
+    Common,
     on_server::{OnServer, each},
 };
 use anyhow::Result;
@@ -10,7 +10,7 @@ use std::time::Duration;
 #[derive(clap::Args)]
 pub struct Arguments {
     #[command(flatten)]
-    form: Form,
+    common: Common,
     /// Only these causes
     #[arg(long, value_name = "CAUSE")]
     cause: Vec<String>,
@@ -20,24 +20,23 @@ pub struct Arguments {
 }
 
 /// Runs it and judges it.
-pub fn run(Arguments { form, cause, policy }: &Arguments) -> Result<()> {
+pub fn run(Arguments { common, cause, policy }: &Arguments) -> Result<()> {
     // Two of the causes change a guest node's size, and have other rows.
     let (sizes, causes): (Vec<String>, Vec<String>) =
         cause.iter().cloned().partition(|cause| ["grow", "shrink"].contains(&cause.as_str()));
     OnServer {
         name: "memory",
-        form: *form,
+        common: *common,
         server: "2n8c",
         peer: None,
         counters: "broadwell-2s",
         programs: &[("vnumad", "vnumad"), ("vnumactl", "vnumactl"), ("vnuma-bench-memory", "bench-memory")],
         files: Vec::new(),
+        inputs: Vec::new(),
         measure: each("--cause", &causes)
             .chain(each("--size", &sizes))
             .chain(each("--policy", policy))
             .collect(),
-        judge: Vec::new(),
-        goes_on: false,
         hang: Duration::from_secs(3 * 3600),
     }
     .run()

@@ -2,31 +2,36 @@
 //! for two hosts.
 
 use super::{
-    Form, build, check_goals, commit,
-    peer::{boot, run_on},
-    write_report,
+    Common, build, commit, inputs, of_lab,
+    peer::{boot, sh},
 };
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
-use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+use std::{collections::BTreeMap, path::PathBuf};
 use vnuma_bench_figures::{
+    cells::Cells,
     goals::Limit,
+    report::{Form, table},
     stats::{Samples, load_average, median},
 };
-use vnuma_lab_runner::{Input, driver, end_on_signals};
+use vnuma_lab_runner::{driver, end_on_signals};
 
 const SERVER: &str = "2n4c";
 const KERNEL: &str = "6.12";
-/// Only ends a hang.
-const HANG: Duration = Duration::from_secs(3600);
 /// A guest is told within so many times what an attach of the VM at rest takes (bench/README.md says why).
 const GOAL: f64 = 3.0;
 const BACKENDS: [&str; 2] = ["qmp", "libvirt"];
+/// What people are shown of a row, and with how many digits.
+const COLUMNS: &str =
+    "backend mode migrations told_s_min:3 told_s_median:3 told_s_max:3 attach_s:3 told_by_attach:3";
 
 /// Runs it and writes the report.
-pub fn run(form: Form) -> Result<()> {
+pub fn run(common: &Common) -> Result<()> {
     end_on_signals().context("signal handlers")?;
+    let form = common.form;
     let files = files(form.smoke)?;
+    let here: Vec<PathBuf> = files.iter().map(|(here, _)| here.clone()).collect();
+    let run = common.run("migrate", &[inputs(&here), of_lab()?].concat())?;
     // How often a VM migrates in each way.
     let rounds = match form {
         Form { full: true, .. } => 20,
@@ -35,34 +40,31 @@ pub fn run(form: Form) -> Result<()> {
     };
     // Each backend has a server of its own, for which a short form has no time.
     let backends = if form.smoke { &BACKENDS[..1] } else { &BACKENDS };
-    let (mut rows, mut failed) = (Vec::new(), Vec::new());
+    let (mut cells, mut rows) = (Cells::stored(&run.options)?, Vec::new());
     for backend in backends {
-        let before = load_average();
-        let (lines, outcome) = measure(backend, rounds, &files)?;
-        let load = [before, load_average()];
-        rows.extend(rows_of(backend, &lines, load));
-        // What was measured before it failed counts.
-        if let Err(error) = outcome {
-            eprintln!("{backend}: {error:#}");
-            failed.push(format!("{backend}: {error:#}"));
-        }
+        let measured = cells.measure(backend, || {
+            let before = load_average();
+            let lines = measure(backend, rounds, &files)?;
+            let shown = format!("{} lines", lines.len());
+            Ok(((lines, [before, load_average()]), shown))
+        })?;
+        rows.extend(measured.iter().flat_map(|(lines, load)| rows_of(backend, lines, *load)));
     }
-    let goals: Vec<_> = rows.iter().filter(|_| !form.smoke).map(goal).collect();
+    let goals: Vec<_> = rows.iter().map(goal).collect();
     let report = json!({
         "source": "measured in the lab, whose CPUs are emulated: upper bounds",
         "commit": commit(),
+        "measured_by": cells.measured_by,
         "form": form.name(),
         "server": SERVER,
         "guest_kernel": KERNEL,
         "rounds": rounds,
         "rows": rows,
-        "goals": goals,
-        "failed": failed,
+        "goals": if form.smoke { &[] } else { &goals[..] },
+        "failed": cells.failed(),
     });
-    print!("{}", table(&report));
-    write_report(&form.folder("migrate"), &report)?;
-    ensure!(failed.is_empty(), "not all was measured: {}", failed.join("; "));
-    check_goals(&report)
+    let judged = run.results.end(&report, &table(COLUMNS, &rows), &goals);
+    cells.end().and(judged)
 }
 
 /// What the server needs: here, there.
@@ -76,15 +78,14 @@ fn files(smoke: bool) -> Result<Vec<(PathBuf, String)>> {
     Ok(files)
 }
 
-/// The migrations of a backend, and what ended them too early.
-fn measure(backend: &str, rounds: usize, files: &[(PathBuf, String)]) -> Result<(Vec<Value>, Result<()>)> {
+/// The migrations of a backend.
+fn measure(backend: &str, rounds: usize, files: &[(PathBuf, String)]) -> Result<Vec<Value>> {
     let lab = boot(SERVER, None, files)?;
-    let mut argv = vec!["lab-scenario".to_owned(), "migrate-times".to_owned()];
-    argv.extend(["--rounds".to_owned(), rounds.to_string()]);
-    argv.extend((backend == "libvirt").then(|| "--libvirt".to_owned()));
-    let mut output = Vec::new();
-    let outcome = run_on(&lab, argv, Input::Null, &mut output, HANG);
-    Ok((parse(&String::from_utf8_lossy(&output)), outcome))
+    let libvirt = if backend == "libvirt" { " --libvirt" } else { "" };
+    let text = sh(&lab, &format!("lab-scenario migrate-times --rounds {rounds}{libvirt}"))?;
+    let lines = parse(&text);
+    ensure!(!lines.is_empty(), "no VM migrated");
+    Ok(lines)
 }
 
 /// Lines that are JSON; scenarios print others, too.
@@ -127,25 +128,6 @@ fn goal(row: &Value) -> Limit {
     Limit::at_most(name, row["told_by_attach"].as_f64(), GOAL)
 }
 
-fn table(report: &Value) -> String {
-    const COLUMNS: [&str; 8] = [
-        "backend",
-        "mode",
-        "migrations",
-        "told_s_min",
-        "told_s_median",
-        "told_s_max",
-        "attach_s",
-        "told_by_attach",
-    ];
-    let line = |cells: [String; 8]| cells.map(|cell| format!("{cell:>14}")).concat() + "\n";
-    let mut text = line(COLUMNS.map(str::to_owned));
-    for row in report["rows"].as_array().into_iter().flatten() {
-        text += &line(COLUMNS.map(|name| row[name].to_string().replace('"', "")));
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -169,6 +151,6 @@ mod tests {
         assert_eq!(goals[0].to_string(), "MISSED  qmp, plugged: told_s_max by attach_s: 3.231, at most 3");
         let without = rows_of("qmp", &parse(&output.replace("attach_ms", "other_ms")), [1.0, 2.0]);
         assert_eq!(goal(&without[0]).value, None, "without a yardstick nothing is judged");
-        assert_eq!(table(&json!({"rows": rows})).lines().count(), 3);
+        assert_eq!(table(COLUMNS, &rows).lines().count(), 3);
     }
 }

@@ -1,7 +1,7 @@
 //! What the place of a VM costs its workloads on passthrough devices.
 
 use super::{
-    Form,
+    Common, inputs,
     on_server::{OnServer, each},
 };
 use anyhow::Result;
@@ -15,7 +15,7 @@ const GUEST_KERNEL: &str = "6.12";
 #[derive(clap::Args)]
 pub struct Arguments {
     #[command(flatten)]
-    form: Form,
+    common: Common,
     /// Only these workloads
     #[arg(long, value_name = "WORKLOAD")]
     workload: Vec<String>,
@@ -25,10 +25,11 @@ pub struct Arguments {
 }
 
 /// Runs it and judges it.
-pub fn run(Arguments { form, workload, configuration }: &Arguments) -> Result<()> {
+pub fn run(Arguments { common, workload, configuration }: &Arguments) -> Result<()> {
+    let driver = driver::build(GUEST_KERNEL)?;
     OnServer {
         name: "nuioa",
-        form: *form,
+        common: *common,
         server: "2n6c-iommu",
         peer: Some("2n4c"),
         // All sets of the caches: what testpmd and drivers touch is too little for a sample of them.
@@ -39,10 +40,9 @@ pub fn run(Arguments { form, workload, configuration }: &Arguments) -> Result<()
             ("vnuma-guest", "vnuma-guest"),
             ("vnuma-bench-nuioa", "bench-nuioa"),
         ],
-        files: vec![(driver::build(GUEST_KERNEL)?, DRIVER)],
+        files: vec![(driver.clone(), DRIVER)],
+        inputs: inputs(&[driver]),
         measure: each("--workload", workload).chain(each("--configuration", configuration)).collect(),
-        judge: Vec::new(),
-        goes_on: false,
         hang: Duration::from_secs(2 * 3600),
     }
     .run()

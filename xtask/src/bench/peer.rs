@@ -17,7 +17,7 @@ use vnuma_scenario::waiting;
 const REQUEST: &str = "{\"peer\":";
 
 /// Only ends a hang.
-const HANG: Duration = Duration::from_secs(1800);
+const HANG: Duration = Duration::from_secs(3600);
 
 /// Boots a server, with hardware counters if they are given, and puts these files there: here, there.
 pub fn boot(server: &str, counters: Option<&Counters>, files: &[(PathBuf, String)]) -> Result<Lab> {

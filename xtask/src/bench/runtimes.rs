@@ -1,7 +1,7 @@
 //! What language runtimes and allocators in a VM lose when its vCPUs move.
 
 use super::{
-    Form, commit,
+    Common, inputs,
     on_server::{OnServer, each},
 };
 use crate::setup;
@@ -48,10 +48,7 @@ const BUILD_JAVA: &str = r#"
 #[derive(clap::Args)]
 pub struct Arguments {
     #[command(flatten)]
-    form: Form,
-    /// Print the report instead of a table
-    #[arg(long)]
-    json: bool,
+    common: Common,
     /// Only these workloads
     #[arg(long, value_name = "WORKLOAD")]
     workload: Vec<String>,
@@ -67,38 +64,33 @@ pub struct Arguments {
     /// Only with the guest's AutoNUMA on, or off
     #[arg(long, value_name = "SWITCH")]
     autonuma: Vec<String>,
-    /// At most so many cells now; the next run goes on
-    #[arg(long, value_name = "N", requires = "full")]
-    cells: Option<usize>,
-    /// Begin no cell after so many minutes; the next run goes on
-    #[arg(long, value_name = "MINUTES", requires = "full")]
-    minutes: Option<u64>,
 }
 
 impl Arguments {
     /// Those of `server`.
     fn measure(&self) -> Vec<String> {
         let strings = |numbers: &[u32]| numbers.iter().map(u32::to_string).collect::<Vec<_>>();
-        let cells = self.cells.map(|cells| cells.to_string());
-        let minutes = self.minutes.map(|minutes| minutes.to_string());
         each("--workload", &self.workload)
             .chain(each("--policy", &self.policy))
             .chain(each("--changes", &strings(&self.changes)))
             .chain(each("--by", &self.by))
             .chain(each("--autonuma", &self.autonuma))
-            .chain(each("--cells", cells.as_slice()))
-            .chain(each("--minutes", minutes.as_slice()))
-            .chain(["--commit".to_owned(), commit()])
             .collect()
     }
 }
 
 /// Runs it and judges it.
 pub fn run(options: &Arguments) -> Result<()> {
-    let form = options.form;
-    let directory = workspace().join("target/bench").join(form.folder("runtimes"));
+    let form = options.common.form;
+    let directory = workspace().join("target/bench/runtimes-built");
     fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;
-    let mut files = vec![(driver::build(GUEST_KERNEL)?, DRIVER)];
+    let driver = driver::build(GUEST_KERNEL)?;
+    let sources = ["guest/runtime", "bench/runtimes"].map(|folder| workspace().join(folder));
+    let jre = std::env::var_os(OTHER_JRE).map_or_else(|| PathBuf::from(JDK), PathBuf::from).join("release");
+    // Whatever is brought of them: cells of one workload are of the same configuration as those of all.
+    let mut decides = vec![driver.clone()];
+    decides.extend([jre, MIMALLOC[0].into()].into_iter().filter(|path| path.exists()).chain(sources));
+    let mut files = vec![(driver, DRIVER)];
     files.extend(runtime(&directory)?);
     let cost = if form.smoke { Ok(()) } else { cost_of_reading(&directory) };
     // What takes long to build or to bring is there only if it is measured.
@@ -120,7 +112,7 @@ pub fn run(options: &Arguments) -> Result<()> {
     }
     OnServer {
         name: "runtimes",
-        form,
+        common: options.common,
         server: "2n8c",
         peer: None,
         // Priced by profiles of both caches.
@@ -131,9 +123,8 @@ pub fn run(options: &Arguments) -> Result<()> {
             ("vnuma-bench-runtimes", "bench-runtimes"),
         ],
         files,
+        inputs: inputs(&decides),
         measure: options.measure(),
-        judge: options.json.then(|| "--json".to_owned()).into_iter().collect(),
-        goes_on: form.full,
         hang: Duration::from_secs(if form.full { 24 } else { 4 } * 3600),
     }
     .run()

@@ -2,17 +2,13 @@
 //! re-plug of a vCPU, which needs no driver) in the same run.
 
 use super::{
-    Form, build, commit,
+    Common, build, commit, inputs, of_lab,
     peer::{boot, sh},
-    write_report,
 };
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use serde_json::{Map, Value, json};
-use std::{
-    path::PathBuf,
-    sync::atomic::{AtomicUsize, Ordering},
-};
-use vnuma_bench_figures::goals::{Limit, check_limits};
+use std::path::PathBuf;
+use vnuma_bench_figures::{cells::Cells, goals::Limit, report::Form};
 use vnuma_lab_runner::{Counters, Lab, build_binaries, driver, end_on_signals};
 
 const KERNELS: [&str; 3] = ["6.1", "6.12", "7.3"];
@@ -31,27 +27,41 @@ const OTHER_CHANGES_KERNEL: &str = "6.12";
 #[derive(clap::Args)]
 pub struct Arguments {
     #[command(flatten)]
-    form: Form,
+    common: Common,
     /// Only these guest kernels, and nothing that needs no kernel of its own
     #[arg(long, value_name = "KERNEL", value_parser = KERNELS)]
     kernel: Vec<String>,
 }
 
-/// What was measured, and which parts were not.
-#[derive(Default)]
-struct Parts {
+/// What was measured, part by part: the others are worth having all the same if one does not come about.
+struct Parts<'a> {
+    cells: Cells,
     report: Map<String, Value>,
-    failed: Vec<String>,
+    programs: &'a [(PathBuf, String)],
+    size: &'a Size,
 }
 
-impl Parts {
-    /// Notes a part, and says what it is if it fails: the others are worth having all the same.
-    fn part(&mut self, name: &str, outcome: Result<Value>) -> Value {
-        outcome.unwrap_or_else(|error| {
-            eprintln!("{name}: {error:#}");
-            self.failed.push(format!("{name}: {error:#}"));
-            Value::Null
+/// A lab server that boots when something is to be measured there.
+struct Server<'a> {
+    programs: &'a [(PathBuf, String)],
+    lab: Option<Lab>,
+}
+
+impl Server<'_> {
+    fn lab(&mut self) -> Result<&Lab> {
+        Ok(match self.lab.take() {
+            Some(lab) => self.lab.insert(lab),
+            None => self.lab.insert(boot(SERVER, None, self.programs)?),
         })
+    }
+}
+
+impl Parts<'_> {
+    /// Measures a part, once more if it fails: the emulated CPU now and then delivers an interrupt to a guest that has masked it, and the
+    /// guest panics.
+    fn part(&mut self, name: &str, mut measure: impl FnMut() -> Result<Value>) -> Result<Value> {
+        let measured = self.cells.measure(name, || Ok((measure()?, String::new())))?;
+        Ok(measured.unwrap_or_default())
     }
 
     fn insert(&mut self, name: &str, value: impl Into<Value>) {
@@ -59,80 +69,76 @@ impl Parts {
     }
 
     /// All figures of one guest kernel, on one server.
-    fn kernel(&mut self, programs: &[(PathBuf, String)], kernel: &str, size: &Size) {
-        println!("guest kernel {kernel}");
-        let figures = match boot(SERVER, None, programs) {
-            Ok(lab) => self.of_kernel(&lab, kernel, size),
-            Err(error) => self.part(kernel, Err(error)),
-        };
-        print_rows(&[kernel], std::slice::from_ref(&figures));
-        self.insert(kernel, figures);
-    }
-
-    fn of_kernel(&mut self, lab: &Lab, kernel: &str, size: &Size) -> Value {
-        let Size { idle, loaded, replug, .. } = size;
+    fn kernel(&mut self, kernel: &str) -> Result<()> {
+        let Size { idle, loaded, replug, other_changes, .. } = *self.size;
+        let (programs, size) = (self.programs, self.size);
+        let mut server = Server { programs, lab: None };
         let driver = format!("/root/vnuma-{kernel}.ko");
         let moves = format!("--kernel {kernel} --driver {driver} --idle {idle} --loaded {loaded}");
-        let moves = json_of(lab, &format!("bench-topology moves {moves}"));
-        let mut figures = match self.part(&format!("{kernel}, moves"), moves) {
-            Value::Null => json!({}),
-            figures => figures,
+        let moves = self.part(&format!("{kernel}, moves"), || {
+            json_of(server.lab()?, &format!("bench-topology moves {moves}"))
+        })?;
+        let mut figures = if moves.is_null() { json!({}) } else { moves };
+        let replug = self.part(&format!("{kernel}, replug"), || {
+            json_of(server.lab()?, &format!("bench-topology replug --kernel {kernel} --moves {replug}"))
+        })?;
+        figures["acpi_replug_latency_ms"] = replug["acpi_replug_latency_ms"].clone();
+        let mut demo = |parts: &mut Self, changes: u64| {
+            let name = format!("{kernel}, demonstration with {changes} changes a minute");
+            parts.part(&name, || demonstration(server.lab()?, kernel, changes, size))
         };
-        let replug = json_of(lab, &format!("bench-topology replug --kernel {kernel} --moves {replug}"));
-        figures["acpi_replug_latency_ms"] =
-            self.part(&format!("{kernel}, replug"), replug)["acpi_replug_latency_ms"].take();
-        let demo = demonstration(lab, kernel, CHANGES, size);
-        let demo = self.part(&format!("{kernel}, demonstration"), demo);
+        let usual = demo(self, CHANGES)?;
         for name in ["local_share", "resident_local_share"] {
-            figures[name] = demo["dynamic"][name].clone();
-            figures[format!("{name}_static")] = demo["static"][name].clone();
+            figures[name] = usual["dynamic"][name].clone();
+            figures[format!("{name}_static")] = usual["static"][name].clone();
         }
         // The host's load balancer moves vCPUs as well, so that this is not what was asked for.
-        figures["changes"] = made(&demo);
+        figures["changes"] = made(&usual);
         figures["autonuma"] =
-            json!({"dynamic": demo["dynamic"]["autonuma"], "static": demo["static"]["autonuma"]});
-        figures["demo_configuration"] = demo["configuration"].clone();
-        if kernel == OTHER_CHANGES_KERNEL && size.other_changes {
+            json!({"dynamic": usual["dynamic"]["autonuma"], "static": usual["static"]["autonuma"]});
+        figures["demo_configuration"] = usual["configuration"].clone();
+        if kernel == OTHER_CHANGES_KERNEL && other_changes {
             let (mut shares, mut all) = (Map::new(), Map::new());
             shares.insert(CHANGES.to_string(), figures["local_share"].clone());
             all.insert(CHANGES.to_string(), figures["changes"].clone());
             for changes in OTHER_CHANGES {
-                let demo = demonstration(lab, kernel, changes, size);
-                let demo =
-                    self.part(&format!("{kernel}, demonstration with {changes} changes a minute"), demo);
+                let demo = demo(self, changes)?;
                 shares.insert(changes.to_string(), demo["dynamic"]["local_share"].clone());
                 all.insert(changes.to_string(), made(&demo));
             }
             figures["local_share_by_changes_per_minute"] = shares.into();
             figures["changes_by_changes_per_minute"] = all.into();
         }
-        figures
+        self.insert(kernel, figures);
+        Ok(())
     }
 
     /// What needs no kernel of its own.
-    fn others(&mut self, programs: &[(PathBuf, String)], size: &Size) {
+    fn others(&mut self) -> Result<()> {
+        let (programs, size) = (self.programs, self.size);
         for name in ["generation_read_ns", "sched_getcpu_ns"] {
             let cost = self.report["6.12"]["cost"][name].clone();
             self.insert(name, cost);
         }
-        println!("vnumad at rest");
-        let daemon = boot(SERVER, None, programs).and_then(|lab| json_of(&lab, "bench-topology daemon"));
-        let daemon = self.part("vnumad at rest", daemon);
+        let daemon =
+            self.part("vnumad at rest", || json_of(&boot(SERVER, None, programs)?, "bench-topology daemon"))?;
         self.insert("daemon_wakeups_per_s", daemon["daemon_wakeups_per_s"].clone());
         self.insert("daemon", daemon);
-        println!("cost for a guest that nothing happens to, by the counters of {COUNTERS}");
-        let overhead = self.part("overhead", of_overhead(programs, size));
+        let name = format!("cost for a guest that nothing happens to, by the counters of {COUNTERS}");
+        let overhead = self.part(&name, || of_overhead(programs, size))?;
         self.insert("overhead_no_change", overhead["overhead_no_change"].clone());
         self.insert("overhead", overhead);
-        println!("what a VM that is moved for ever, and a guest that rings for ever, cost another VM");
-        let abuse = self.part("abuse", of_abuse(programs, size));
+        let name = "what a VM that is moved for ever, and a guest that rings for ever, cost another VM";
+        let abuse = self.part(name, || of_abuse(programs, size))?;
         self.insert("abuse", abuse);
+        Ok(())
     }
 }
 
 /// Runs it and writes the report, which has the other parts all the same when one fails.
-pub fn run(Arguments { form, kernel }: &Arguments) -> Result<()> {
+pub fn run(Arguments { common, kernel }: &Arguments) -> Result<()> {
     end_on_signals().context("signal handlers")?;
+    let form = common.form;
     let size = match form {
         Form { full: true, .. } => &FULL,
         Form { smoke: true, .. } => &SMOKE,
@@ -144,32 +150,37 @@ pub fn run(Arguments { form, kernel }: &Arguments) -> Result<()> {
     };
     let kernels: Vec<_> = KERNELS.into_iter().filter(chosen).collect();
     let programs = programs(form.smoke, &kernels)?;
-    let mut parts = Parts::default();
+    let here: Vec<PathBuf> = programs.iter().map(|(here, _)| here.clone()).collect();
+    // Of some kernels: the whole report stays what it is.
+    let name = if kernel.is_empty() { "topology" } else { "topology-kernels" };
+    let run = common.run(name, &[inputs(&here), of_lab()?].concat())?;
+    let cells = Cells::stored(&run.options)?;
+    let mut parts = Parts { cells, report: Map::new(), programs: &programs, size };
     parts.insert("source", "measured in the lab, but for overhead_no_change, which is modelled");
     parts.insert("server", SERVER);
     parts.insert("form", form.name());
     parts.insert("commit", commit());
-    kernels.iter().for_each(|kernel| parts.kernel(&programs, kernel, size));
+    kernels.iter().try_for_each(|kernel| parts.kernel(kernel))?;
     let whole = kernel.is_empty() && !form.smoke;
     if whole {
-        parts.others(&programs, size);
+        parts.others()?;
     }
-    parts.insert("retried", RETRIED.load(Ordering::Relaxed));
-    let (report, failed) = (Value::Object(parts.report), parts.failed);
+    parts.insert("retried", parts.cells.retried());
+    parts.insert("measured_by", json!(parts.cells.measured_by));
+    let Parts { cells, report, .. } = parts;
+    let report = Value::Object(report);
+    let figures: Vec<Value> = kernels.iter().map(|kernel| report[*kernel].clone()).collect();
     let mut goals: Vec<Limit> =
-        kernels.iter().flat_map(|kernel| kernel_goals(kernel, &report[*kernel])).collect();
+        kernels.iter().zip(&figures).flat_map(|(kernel, figures)| kernel_goals(kernel, figures)).collect();
+    let mut table = rows(&kernels, &figures);
     if whole {
-        print_table(&report);
         goals.extend(other_goals(&report));
+        for name in ["generation_read_ns", "sched_getcpu_ns", "daemon_wakeups_per_s", "overhead_no_change"] {
+            table += &format!("{name:<34}{:>12}\n", shown(number(&report, &format!("/{name}")), 4));
+        }
     }
-    // Of some kernels: the whole report stays what it is.
-    let name = if kernel.is_empty() { "topology" } else { "topology-kernels" };
-    write_report(&form.folder(name), &report)?;
-    ensure!(failed.is_empty(), "not measured:\n  {}", failed.join("\n  "));
-    // Whatever comes out is worth nothing in a short form, but it has to come out.
-    goals.iter_mut().filter(|goal| form.smoke && goal.value.is_some()).for_each(|goal| goal.met = true);
-    goals.iter().filter(|_| !form.smoke).for_each(|goal| println!("{goal}"));
-    check_limits(&goals)
+    let judged = run.results.end(&report, &table, &goals);
+    cells.end().and(judged)
 }
 
 fn of_abuse(programs: &[(PathBuf, String)], size: &Size) -> Result<Value> {
@@ -227,22 +238,9 @@ fn programs(smoke: bool, kernels: &[&str]) -> Result<Vec<(PathBuf, String)>> {
     Ok(files)
 }
 
-/// Commands that were run again.
-static RETRIED: AtomicUsize = AtomicUsize::new(0);
-
-/// Does something, once more if it fails: the emulated CPU now and then delivers an interrupt to a guest that has masked it, and
-/// the guest panics. That is printed and counted.
-fn retried<T>(what: &str, mut once: impl FnMut() -> Result<T>) -> Result<T> {
-    once().or_else(|error| {
-        eprintln!("{what}: trying once more: {error:#}");
-        RETRIED.fetch_add(1, Ordering::Relaxed);
-        once()
-    })
-}
-
 /// Runs a command on the server; its messages are shown, its last line is JSON.
 fn json_of(lab: &Lab, command: &str) -> Result<Value> {
-    let text = retried(command, || sh(lab, command))?;
+    let text = sh(lab, command)?;
     let line = text.trim_end().lines().last().with_context(|| format!("{command}: no output"))?;
     serde_json::from_str(line).with_context(|| format!("{command}: {line}"))
 }
@@ -262,7 +260,7 @@ fn demonstration(lab: &Lab, kernel: &str, changes: u64, size: &Size) -> Result<V
     let times = format!("--seconds {} --period-ms {period}", size.demo);
     // The server has no IOMMU.
     let command = format!("vnuma-demo host --without-disk {driver} --report {DEMO_REPORT} {times} >&2");
-    retried(&command, || sh(lab, &command))?;
+    sh(lab, &command)?;
     serde_json::from_str(&sh(lab, &format!("cat {DEMO_REPORT}"))?).context(DEMO_REPORT)
 }
 
@@ -313,27 +311,20 @@ fn other_goals(report: &Value) -> Vec<Limit> {
     ]
 }
 
-fn print_table(report: &Value) {
-    print_rows(&KERNELS, &KERNELS.map(|kernel| report[kernel].clone()));
-    for name in ["generation_read_ns", "sched_getcpu_ns", "daemon_wakeups_per_s", "overhead_no_change"] {
-        println!("{name:<34}{:>12}", shown(number(report, &format!("/{name}")), 4));
-    }
-}
-
 fn shown(figure: Option<f64>, digits: usize) -> String {
     figure.map_or_else(|| "-".to_owned(), |figure| format!("{figure:.digits$}"))
 }
 
 /// The figures of guest kernels, side by side.
-fn print_rows(kernels: &[&str], figures: &[Value]) {
+fn rows(kernels: &[&str], figures: &[Value]) -> String {
     let line = |name: &str, cells: Vec<String>| {
         let cells: String = cells.iter().map(|cell| format!("{cell:>12}")).collect();
-        println!("{name:<34}{cells}");
+        format!("{name:<34}{cells}\n")
     };
-    line("", kernels.iter().map(ToString::to_string).collect());
-    for (name, path) in ROWS {
-        line(name, figures.iter().map(|figures| shown(number(figures, path), 3)).collect());
-    }
+    let row = |(name, path): &(&str, &str)| {
+        line(name, figures.iter().map(|figures| shown(number(figures, path), 3)).collect())
+    };
+    line("", kernels.iter().map(ToString::to_string).collect()) + &ROWS.iter().map(row).collect::<String>()
 }
 
 const ROWS: [(&str, &str); 18] = [
@@ -375,20 +366,6 @@ mod tests {
             "generation_read_ns": 2.5, "sched_getcpu_ns": 20.0, "daemon_wakeups_per_s": 4.5, "overhead_no_change": 0.004,
             "abuse": {"quiet": part(8.0), "moved": part(9.0), "busy": part(12.0), "ringing": part(14.0)},
         })
-    }
-
-    #[test]
-    fn what_fails_is_tried_once_more() {
-        let fails = |times: usize| {
-            let mut tries = 0;
-            let done = retried("a command", || {
-                tries += 1;
-                ensure!(tries > times, "try {tries}");
-                Ok(())
-            });
-            (done.is_ok(), tries)
-        };
-        assert_eq!([0, 1, 2].map(fails), [(true, 1), (true, 2), (false, 2)]);
     }
 
     fn found(goals: &[Limit]) -> [usize; 2] {

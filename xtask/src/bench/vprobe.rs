@@ -3,12 +3,11 @@
 mod full;
 
 use super::{
-    Form,
+    Common,
     on_server::{OnServer, each},
 };
-use crate::steps::workspace;
 use anyhow::{Context, Result};
-use std::{fs, time::Duration};
+use std::time::Duration;
 use vnuma_lab_runner::{Lab, build_release_binaries, end_on_signals};
 
 const SERVER: &str = "2n8c";
@@ -27,7 +26,7 @@ const PROGRAMS: [(&str, &str); 4] = [
 #[derive(clap::Args)]
 pub struct Arguments {
     #[command(flatten)]
-    form: Form,
+    common: Common,
     /// Only these workloads
     #[arg(long, value_name = "WORKLOAD")]
     workload: Vec<String>,
@@ -35,43 +34,34 @@ pub struct Arguments {
     #[arg(long, value_name = "POLICY")]
     policy: Vec<String>,
     /// Set the places of vnumad's policies by scx_vnuma, not by affinities
-    #[arg(long, conflicts_with = "full")]
+    #[arg(long)]
     sched_ext: bool,
     /// Only these parts
     #[arg(long, value_name = "PART", requires = "full")]
     part: Vec<String>,
-    /// At most so many cells now; the next run goes on
-    #[arg(long, value_name = "N", requires = "full")]
-    cells: Option<usize>,
-    /// Begin no cell after so many minutes; the next run goes on
-    #[arg(long, value_name = "MINUTES", requires = "full")]
-    minutes: Option<u64>,
 }
 
 /// Runs it and judges it.
 pub fn run(options: &Arguments) -> Result<()> {
-    if options.form.full {
+    if options.common.form.full {
         end_on_signals().context("signal handlers")?;
         let programs = build_release_binaries(&PROGRAMS)?;
-        let directory = workspace().join("target/bench/vprobe");
-        fs::create_dir_all(&directory).with_context(|| directory.display().to_string())?;
-        return full::run(options, &programs, &directory);
+        return full::run(options, &programs);
     }
     let sched_ext = options.sched_ext.then(|| "--sched-ext".to_owned());
     OnServer {
         name: if options.sched_ext { "vprobe-sched-ext" } else { "vprobe" },
-        form: options.form,
+        common: options.common,
         server: SERVER,
         peer: None,
         counters: COUNTERS,
         programs: &PROGRAMS,
         files: Vec::new(),
+        inputs: Vec::new(),
         measure: each("--workload", &options.workload)
             .chain(each("--policy", &options.policy))
             .chain(sched_ext)
             .collect(),
-        judge: Vec::new(),
-        goes_on: false,
         hang: HANG,
     }
     .run()

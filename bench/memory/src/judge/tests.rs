@@ -43,6 +43,7 @@ fn cell(cause: Cause, policy: Policy, displaced_mib: u64) -> Cell {
     Cell {
         cause,
         policy,
+        period_s: 4.0,
         first: run(100),
         periods: vec![period; 12],
         second: run(120),

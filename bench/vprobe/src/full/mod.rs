@@ -2,7 +2,6 @@
 //! missing.
 
 pub mod committed;
-mod configuration;
 pub mod measure;
 pub mod plan;
 mod report;
@@ -10,21 +9,17 @@ mod small;
 mod store;
 pub mod told;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::Subcommand;
 use committed::Setup;
-use configuration::{Configuration, Input};
 use plan::Id;
 use serde::Serialize;
 use std::{
     collections::{BTreeMap, BTreeSet},
-    io::BufRead,
     path::PathBuf,
 };
-use store::{Measured, Store};
-
-/// Folder of the store, in that of the benchmark.
-const CELLS: &str = "cells";
+use store::Measured;
+use vnuma_bench_common::configuration::{self, Configuration, Input};
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -34,6 +29,9 @@ pub struct Arguments {
     /// What is measured
     #[arg(long)]
     commit: String,
+    /// What was measured before
+    #[arg(long)]
+    store: PathBuf,
     /// A file or folder that decides the figures, and its name
     #[arg(long, value_name = "NAME=PATH")]
     input: Vec<Input>,
@@ -58,8 +56,6 @@ enum Command {
         #[arg(long, default_value_t = usize::MAX)]
         cells: usize,
     },
-    /// Stores the cells that it reads
-    Store,
     /// Writes the report
     Judge,
 }
@@ -78,7 +74,6 @@ struct Next {
 struct Run {
     parts: Vec<&'static committed::Part>,
     configuration: Configuration,
-    store: Store,
     plan: Vec<Id>,
     cells: BTreeMap<Id, Measured>,
 }
@@ -87,11 +82,8 @@ impl Run {
     fn open(arguments: &Arguments) -> Result<Self> {
         let parts = parts(&arguments.part)?;
         let configuration = configuration::of(&arguments.input)?;
-        let root = arguments.directory.join(CELLS);
-        let store = Store::open(&root, &arguments.commit, &configuration.hash)?;
         let plan = select(&parts, &arguments.workload, &arguments.policy)?;
-        let cells = store.all()?;
-        Ok(Self { parts, configuration, store, plan, cells })
+        Ok(Self { parts, configuration, plan, cells: store::read(&arguments.store)? })
     }
 
     fn missing(&self) -> Vec<Id> {
@@ -153,7 +145,7 @@ fn select(parts: &[&committed::Part], workloads: &[String], policies: &[String])
 
 /// Carries out a step.
 pub fn run(arguments: &Arguments) -> Result<()> {
-    let mut run = Run::open(arguments)?;
+    let run = Run::open(arguments)?;
     match &arguments.command {
         Command::Next { cells } => {
             run.progress();
@@ -165,24 +157,8 @@ pub fn run(arguments: &Arguments) -> Result<()> {
             println!("{}", serde_json::to_string(&next)?);
             Ok(())
         }
-        Command::Store => {
-            for line in std::io::stdin().lock().lines() {
-                let line = line.context("what the server prints")?;
-                let measure::Line { id, measured } = match serde_json::from_str(&line) {
-                    Ok(line) => line,
-                    // The server ended in the middle of a line.
-                    Err(error) if error.is_eof() => break,
-                    Err(error) => bail!("the server printed {:.200}: {error}", line),
-                };
-                ensure!(run.plan.contains(&id), "the server measured {id}, which was not asked for");
-                run.store.put(&id, &measured)?;
-                run.cells.insert(id, measured);
-                run.progress();
-            }
-            Ok(())
-        }
         Command::Judge => {
-            eprintln!("cells: {}", run.store.directory().display());
+            eprintln!("cells: {}", arguments.store.display());
             let Run { parts, configuration, plan, cells, .. } = &run;
             let wanted: BTreeSet<&Id> = plan.iter().collect();
             let count = cells.keys().filter(|id| wanted.contains(id)).count();

@@ -4,23 +4,23 @@ use crate::{
     committed::{HALF, Layout, VCPUS},
     full::{
         committed::{self, Part, SETUPS, Table},
-        configuration::Configuration,
         plan::Id,
         store::Measured,
     },
     judge::{ByLinux, Row, judge, programs_share, score, table},
     raw::Period,
 };
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use serde::Serialize;
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs,
     path::Path,
 };
 use vnuma_bench_common::{
-    goals::{self as all_goals, Goal},
+    configuration::Configuration,
+    goals::Goal,
     judging::profiles,
+    report::{Form, Results},
     stats::{self, Samples},
 };
 use vnuma_lab_pricing::CounterProfile;
@@ -280,22 +280,17 @@ pub fn write(
         goals: if missing == 0 { &goals } else { &[] },
         rows: &medians,
     };
-    let path = directory.join("report.json");
-    let text = serde_json::to_string_pretty(&report)? + "\n";
-    fs::write(&path, text).with_context(|| path.display().to_string())?;
-    for part in parts {
-        println!("{}: {}\n{}", part.name, part.about, part_table(part, &medians));
-    }
     let first = &medians[0].setup;
-    let rows = rows_of(&medians, first);
     let picture = directory.join("report.svg");
-    crate::picture::draw(&rows, &picture)?;
-    println!("report: {}\npicture of {first}: {}", path.display(), picture.display());
+    crate::picture::draw(&rows_of(&medians, first), &picture)?;
+    let shown = |part: &&Part| format!("{}: {}\n{}\n", part.name, part.about, part_table(part, &medians));
+    let mut table: String = parts.iter().map(shown).collect();
+    table += &format!("picture of {first}: {}\n", picture.display());
     if missing > 0 {
-        println!("{missing} of {} cells are missing, so no goal is judged", plan.len());
-        return Ok(());
+        table += &format!("{missing} of {} cells are missing, so no goal is judged\n", plan.len());
     }
-    all_goals::print(&goals)
+    let form = Form { full: true, smoke: false };
+    Results { directory: directory.into(), form, json: false }.end(&report, &table, report.goals)
 }
 
 /// The table of a part, for each of its setups.
@@ -676,7 +671,7 @@ mod tests {
         assert!(error.contains("half: chase under broadwell-2s: at most 1 % behind any peer"), "{error}");
         let more = plan(all.iter().cloned().chain([id("linux", 1)]));
         write(&more).expect("not judged yet");
-        let text = fs::read_to_string(directory.path().join("report.json")).expect("a report");
+        let text = std::fs::read_to_string(directory.path().join("report.json")).expect("a report");
         let report: serde_json::Value = serde_json::from_str(&text).expect("JSON");
         assert_eq!((&report["missing"], &report["cells"]), (&1.into(), &3.into()));
         assert_eq!(report["rows"][0]["setup"], "half");

@@ -1,5 +1,6 @@
 //! What decides the figures of a cell: a hash of the content of programs, kernels, plugin, and all else that the lab is made of.
 
+use crate::cells::hex;
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
@@ -76,11 +77,6 @@ fn add(hasher: &mut Sha256, path: &Path, name: &Path) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// Lower-case digits.
-pub fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]
