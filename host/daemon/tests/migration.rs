@@ -428,6 +428,17 @@ fn only_the_answer_to_what_it_has_asked_takes_a_migration_on() {
 }
 
 #[test]
+fn a_guest_that_has_let_go_before_it_is_asked_is_not_asked() {
+    let mut run = Run::attached();
+    run.unanswered = |ask| matches!(ask, Ask::Mark(_));
+    run.migrate();
+    run.plugged = false;
+    run.report(Report::Released);
+    run.outcome(Outcome::Marked(Ok(())));
+    assert_eq!(run.done, ["Mark(true)", "migrate tcp:b:4444 false"]);
+}
+
+#[test]
 fn a_refusal_says_where_to_read_on() {
     let mut run = Run::attached();
     run.unanswered = |ask| matches!(ask, Ask::Migrate(..));

@@ -206,18 +206,21 @@ impl Migration {
         self.phase.is_over() || self.phase == Phase::Returning
     }
 
-    /// What is to be done next, and when. `answers`: QEMU can be asked.
-    pub fn due(&self, answers: bool, now_ns: u64) -> Option<(Order, u64)> {
+    /// What is to be done next, and when; and when waiting for it is given up. `answers`: QEMU can be asked.
+    pub fn due(&self, answers: bool, now_ns: u64) -> impl Iterator<Item = (Order, u64)> + use<> {
+        let next = self.next().filter(|_| answers && !self.asked.is_under_way());
+        let next = next.map(|order| (order, self.next_ns(order)));
         let gives_up_ns = match self.phase {
-            Phase::Detaching => self.release_asked_ns.map(|ns| ns.saturating_add(RELEASE_NS)),
+            // It may be asked for the first time now.
+            Phase::Detaching => {
+                let asked_ns = self.release_asked_ns.or(next.filter(|(_, ns)| *ns <= now_ns).map(|_| now_ns));
+                asked_ns.map(|ns| ns.saturating_add(RELEASE_NS))
+            }
             Phase::Returning => Some(self.since_ns.saturating_add(RETURN_NS)),
             _ => None,
         };
-        let gives_up = gives_up_ns.map(|ns| (Order::GiveUp, ns));
-        let next = self.next().filter(|_| answers && !self.asked.is_under_way());
-        let next = next.map(|order| (order, self.next_ns(order)));
-        let earliest = || gives_up.into_iter().chain(next).min_by_key(|(_, due_ns)| *due_ns);
-        gives_up.filter(|(_, due_ns)| *due_ns <= now_ns).or_else(earliest)
+        let next = next.filter(|_| gives_up_ns.is_none_or(|ns| now_ns < ns));
+        gives_up_ns.map(|ns| (Order::GiveUp, ns)).into_iter().chain(next)
     }
 
     fn next(&self) -> Option<Order> {

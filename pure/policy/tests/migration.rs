@@ -30,7 +30,7 @@ fn plain(migration: &Migration) -> Phase {
 
 /// What is due by now.
 fn due(migration: &Migration, now_ns: u64) -> Option<Order> {
-    migration.due(true, now_ns).filter(|(_, due_ns)| *due_ns <= now_ns).map(|(order, _)| order)
+    migration.due(true, now_ns).find(|(_, due_ns)| *due_ns <= now_ns).map(|(order, _)| order)
 }
 
 /// A migration, what it wanted, and what is true of the VM.
@@ -101,7 +101,8 @@ impl Run {
 
     /// Time passes until something is due.
     fn pass(&mut self) {
-        let due_ns = self.migration.due(true, 0).map_or(self.now_ns + SECOND_NS, |(_, due_ns)| due_ns);
+        let due_ns = self.migration.due(true, 0).map(|(_, due_ns)| due_ns).min();
+        let due_ns = due_ns.unwrap_or(self.now_ns + SECOND_NS);
         self.now_ns = self.now_ns.max(due_ns) + 1;
         self.advance();
     }

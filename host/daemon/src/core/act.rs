@@ -13,7 +13,7 @@ use vnuma_model::GuestNodeId;
 use vnuma_policy::{
     Action, PublishReason, Ranks, Reason, Step,
     memory_move::MoveMemory,
-    migration::Order,
+    migration::{MigrationEvent, Order},
     world::{ChannelEvent, Confine, Confining, Mechanism, Move, Replug, TaskId, UnplugStep, VmId},
 };
 
@@ -181,7 +181,10 @@ impl Core {
             Order::Mark => return self.mark(task, true),
             Order::Detach => match self.channel_event(task.vm, ChannelEvent::DetachRequested) {
                 Some(_) => return self.plug(task, Reason::Migrates, Ask::Detach),
-                None => return self.cannot_release(task.vm),
+                None => {
+                    let why = "its topology channel is in use by another request".to_owned();
+                    return self.migration_event(task.vm, MigrationEvent::ReleaseFailed(why));
+                }
             },
             Order::GiveUp => None,
             Order::Begin => begin,

@@ -152,17 +152,6 @@ impl Core {
         }
     }
 
-    /// The channel cannot be detached for a migration: it is gone already, or another request uses it.
-    pub(super) fn cannot_release(&mut self, id: VmId) {
-        let event = match self.vm(id).map(|vm| vm.channel) {
-            Some(ChannelState::Detached) => MigrationEvent::Released,
-            _ => {
-                MigrationEvent::ReleaseFailed("its topology channel is in use by another request".to_owned())
-            }
-        };
-        self.migration_event(id, event);
-    }
-
     fn migration_ended(&mut self, id: VmId) {
         let Some(vm) = self.vm(id) else { return };
         let (name, Some(migration)) = (vm.name().to_owned(), &vm.migration) else { return };

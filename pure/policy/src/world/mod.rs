@@ -457,7 +457,7 @@ impl ManagedVm {
         let looks = vm.map(|vm| &vm.homing.observation).filter(|task| !task.is_under_way());
         let observation = looks.and_then(|task| task.wanted).map(|(due_ns, _)| due_ns);
         let answers = self.responsive().is_some();
-        let migration = vm.and_then(|vm| vm.migration.as_ref()?.due(answers, 0)).map(|(_, due_ns)| due_ns);
+        let migration = vm.and_then(|vm| vm.migration.as_ref()?.due(answers, 0).map(|(_, ns)| ns).min());
         let unplug = vm.and_then(|vm| vm.waiting_unplug()?.deadline_ns(answers));
         [retry, publication, waits, look, observation, migration, unplug].into_iter().flatten().min()
     }
