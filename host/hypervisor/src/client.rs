@@ -212,11 +212,7 @@ impl Client {
                 _ => return Err(self.nonsense(C::NAME, "neither an answer nor an error".to_owned())),
             }
         };
-        serde_json::from_value(answer).map_err(|error| VmError::Protocol {
-            vm: self.vm.clone(),
-            command: C::NAME.to_owned(),
-            reason: sanitize_reason(&error.to_string()),
-        })
+        serde_json::from_value(answer).map_err(|error| self.unusable(C::NAME, &error.to_string()))
     }
 
     /// Number of the last command.
@@ -303,11 +299,12 @@ impl Client {
     /// A peer that does not speak QMP is not listened to any longer.
     fn nonsense(&mut self, command: &str, reason: String) -> VmError {
         self.closed = true;
-        VmError::Protocol {
-            vm: self.vm.clone(),
-            command: command.to_owned(),
-            reason: sanitize_reason(&reason),
-        }
+        self.unusable(command, &reason)
+    }
+
+    fn unusable(&self, command: &str, reason: &str) -> VmError {
+        let (vm, command) = (self.vm.clone(), command.to_owned());
+        VmError::Protocol { vm, command, reason: sanitize_reason(reason) }
     }
 }
 

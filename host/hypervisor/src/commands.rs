@@ -6,8 +6,13 @@ use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
-/// Declares a command: its QMP name, arguments as serialized, and type of the answer.
+/// Declares a command: its QMP name, arguments as serialized (none between braces), and type of the answer.
 macro_rules! command {
+    ($type:ident {}, $name:literal, $answer:ty) => {
+        #[derive(Serialize)]
+        pub(crate) struct $type {}
+        command!($type, $name, $answer);
+    };
     ($type:ty, $name:literal, $answer:ty) => {
         impl Command for $type {
             type Ok = $answer;
@@ -17,19 +22,15 @@ macro_rules! command {
     };
 }
 
-/// Of its states there may be more than `qapi` knows.
-#[derive(Serialize)]
-pub(crate) struct QueryStatus {}
-command!(QueryStatus, "query-status", Status);
+command!(QueryStatus {}, "query-status", Status);
 
+/// Of its states there may be more than `qapi` knows.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Status {
     pub(crate) status: String,
 }
 
-#[derive(Serialize)]
-pub(crate) struct QueryCpusFast {}
-command!(QueryCpusFast, "query-cpus-fast", Vec<CpuInfo>);
+command!(QueryCpusFast {}, "query-cpus-fast", Vec<CpuInfo>);
 
 /// A vCPU that is plugged.
 #[derive(Debug, Deserialize)]
@@ -49,9 +50,7 @@ pub(crate) struct CpuProps {
     pub(crate) node_id: Option<i64>,
 }
 
-#[derive(Serialize)]
-pub(crate) struct QueryHotpluggableCpus {}
-command!(QueryHotpluggableCpus, "query-hotpluggable-cpus", Vec<CpuSlot>);
+command!(QueryHotpluggableCpus {}, "query-hotpluggable-cpus", Vec<CpuSlot>);
 
 /// A place where a vCPU is or can be plugged.
 #[derive(Debug, Deserialize)]
@@ -96,9 +95,7 @@ impl Serialize for DeviceAddCpu<'_> {
     }
 }
 
-#[derive(Serialize)]
-pub(crate) struct QueryAcpiOspmStatus {}
-command!(QueryAcpiOspmStatus, "query-acpi-ospm-status", Vec<AcpiStatus>);
+command!(QueryAcpiOspmStatus {}, "query-acpi-ospm-status", Vec<AcpiStatus>);
 
 /// What the guest reported last of a slot (`_OST`).
 #[derive(Debug, Deserialize)]
@@ -110,9 +107,7 @@ pub(crate) struct AcpiStatus {
     pub(crate) status: i64,
 }
 
-#[derive(Serialize)]
-pub(crate) struct QueryMemdev {}
-command!(QueryMemdev, "query-memdev", Vec<Memdev>);
+command!(QueryMemdev {}, "query-memdev", Vec<Memdev>);
 
 /// A memory backend.
 #[derive(Debug, Deserialize)]
@@ -127,9 +122,7 @@ pub(crate) struct Memdev {
     pub(crate) host_nodes: Vec<i64>,
 }
 
-#[derive(Serialize)]
-pub(crate) struct QueryMemoryDevices {}
-command!(QueryMemoryDevices, "query-memory-devices", Vec<MemoryDeviceInfo>);
+command!(QueryMemoryDevices {}, "query-memory-devices", Vec<MemoryDeviceInfo>);
 
 /// A memory device. Of its types there may be more than `qapi` knows.
 #[derive(Debug, Deserialize)]
@@ -169,9 +162,7 @@ pub(crate) struct QomSet<'a> {
 }
 command!(QomSet<'_>, "qom-set", Empty);
 
-#[derive(Serialize)]
-pub(crate) struct QueryPci {}
-command!(QueryPci, "query-pci", Vec<PciBus>);
+command!(QueryPci {}, "query-pci", Vec<PciBus>);
 
 /// A root bus.
 #[derive(Debug, Deserialize)]
@@ -275,17 +266,11 @@ pub(crate) struct Migrate<'a> {
 }
 command!(Migrate<'_>, "migrate", Empty);
 
-#[derive(Serialize)]
-pub(crate) struct MigrateCancel {}
-command!(MigrateCancel, "migrate_cancel", Empty);
+command!(MigrateCancel {}, "migrate_cancel", Empty);
 
-#[derive(Serialize)]
-pub(crate) struct MigrateStartPostcopy {}
-command!(MigrateStartPostcopy, "migrate-start-postcopy", Empty);
+command!(MigrateStartPostcopy {}, "migrate-start-postcopy", Empty);
 
-#[derive(Serialize)]
-pub(crate) struct QueryMigrate {}
-command!(QueryMigrate, "query-migrate", MigrationInfo);
+command!(QueryMigrate {}, "query-migrate", MigrationInfo);
 
 /// The last migration. Of its states there may be more than `qapi` knows.
 #[derive(Debug, Default, Deserialize)]

@@ -16,16 +16,12 @@ use std::{
     io,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU8, Ordering},
+        atomic::{AtomicBool, Ordering},
         mpsc::{self, RecvTimeoutError},
     },
     time::Duration,
 };
 use vnuma_process::{Worker, Workers};
-
-const WAITING: u8 = 0;
-const RUNNING: u8 = 1;
-const ABANDONED: u8 = 2;
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -72,16 +68,17 @@ impl Lane {
         limit: Duration,
         job: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, NoResult> {
-        let state = Arc::new(AtomicU8::new(WAITING));
+        // By the thread, which runs it then, or by the caller, who gives it up.
+        let taken = Arc::<AtomicBool>::default();
         let (answer, answered) = mpsc::channel();
-        let (own, late) = (Arc::clone(&state), Arc::clone(&self.late));
+        let (own, late) = (Arc::clone(&taken), Arc::clone(&self.late));
         if self.full.swap(true, Ordering::AcqRel) {
             return Err(NoResult::NotBegun);
         }
         let place = Place(Arc::clone(&self.full));
         let job = Box::new(move || {
             drop(place);
-            if own.compare_exchange(WAITING, RUNNING, Ordering::AcqRel, Ordering::Acquire).is_err() {
+            if own.swap(true, Ordering::AcqRel) {
                 return;
             }
             let result = job();
@@ -95,8 +92,7 @@ impl Lane {
             Ok(result) => Ok(result),
             Err(RecvTimeoutError::Disconnected) => Err(NoResult::Ended),
             Err(RecvTimeoutError::Timeout) => {
-                let swapped = state.compare_exchange(WAITING, ABANDONED, Ordering::AcqRel, Ordering::Acquire);
-                let begun = swapped.is_err();
+                let begun = taken.swap(true, Ordering::AcqRel);
                 // It may have ended in between.
                 if begun && let Ok(result) = answered.try_recv() {
                     return Ok(result);

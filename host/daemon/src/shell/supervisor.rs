@@ -54,8 +54,8 @@ impl Supervisor {
             // Its connection is made again.
             let _ = self.note(change);
         }
-        let of_host = groups.iter().flat_map(|groups| groups.host.look(now, PATIENCE));
-        of_host.collect::<Vec<_>>().into_iter().try_for_each(|change| self.note(change))
+        let mut of_host = groups.iter().flat_map(|groups| groups.host.look(now, PATIENCE));
+        of_host.try_for_each(|change| self.note(change))
     }
 
     /// Those that are silent now.

@@ -101,9 +101,7 @@ impl LibvirtConnection {
         let mut silent: Option<String> = None;
         for (&vcpu, want) in wanted {
             let outcome = match (&silent, changed(vcpu)) {
-                (Some(reason), _) => {
-                    Err(VmError::Libvirt { vm: self.name.clone(), reason: reason.clone() }.into())
-                }
+                (Some(reason), _) => self.impossible(reason.clone()).map_err(PinError::from),
                 (None, Some(found)) => {
                     untouched.push(vcpu);
                     Err(PinError::Changed(found))
@@ -184,9 +182,8 @@ impl Pins for LibvirtConnection {
 
     fn confine(&mut self, pins: &[PolicyPin]) -> Vec<Result<(), PinError>> {
         self.try_confine(pins).unwrap_or_else(|error| {
-            let again =
-                |error: &VmError| VmError::Libvirt { vm: self.name.clone(), reason: error.to_string() };
-            let others: Vec<_> = pins.iter().skip(1).map(|_| Err(again(&error).into())).collect();
+            let again = || self.impossible(error.to_string()).map_err(PinError::from);
+            let others: Vec<_> = pins.iter().skip(1).map(|_| again()).collect();
             [Err(error.into())].into_iter().chain(others).collect()
         })
     }
