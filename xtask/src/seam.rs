@@ -1,12 +1,15 @@
-//! Pure crates and the daemon's core know what hypervisors can do, and not which there are.
+//! Pure crates and the daemon's core know what hypervisors can do, and not which there are. Pure crates do not know by which commands
+//! they are asked either.
 
 use crate::steps::workspace;
 use std::{fs, path::Path};
 
 /// Names of hypervisors and of what manages them.
 const NAMES: [&str; 4] = ["qemu", "libvirt", "qmp", "virsh"];
-/// Whose code is pure.
-const PURE: [&str; 2] = ["pure", "host/daemon/src/core"];
+/// What operators call.
+const COMMANDS: [&str; 3] = ["vnumactl", "migrate-recover", "--"];
+/// Whose code is pure, and what it does not name.
+const PURE: [(&str, &[&str]); 3] = [("pure", &NAMES), ("pure", &COMMANDS), ("host/daemon/src/core", &NAMES)];
 /// A placement is printed as arguments of QEMU and as XML of libvirt: these texts are what it is for.
 const PRINTS: &str = "pure/placement/src/print";
 
@@ -19,7 +22,7 @@ fn code(text: &str) -> impl Iterator<Item = (usize, &str)> {
     code.enumerate().map(move |(at, line)| (at + 1, comment(line).map_or(line, |end| &line[..end])))
 }
 
-fn names_in(folder: &Path, found: &mut Vec<String>) {
+fn names_in(folder: &Path, names: &[&str], found: &mut Vec<String>) {
     for entry in fs::read_dir(folder).expect("a folder") {
         let path = entry.expect("an entry").path();
         let shown = path.strip_prefix(workspace()).expect("inside").display().to_string();
@@ -31,10 +34,10 @@ fn names_in(folder: &Path, found: &mut Vec<String>) {
             continue;
         }
         if path.is_dir() {
-            names_in(&path, found);
+            names_in(&path, names, found);
         } else if path.extension().is_some_and(|extension| extension == "rs") {
             let text = fs::read_to_string(&path).expect("text");
-            let named = |line: &str| NAMES.iter().any(|name| line.to_lowercase().contains(name));
+            let named = |line: &str| names.iter().any(|name| line.to_lowercase().contains(name));
             let lines = code(&text).filter(|(_, line)| named(line));
             found.extend(lines.map(|(number, line)| format!("{shown}:{number}: {}", line.trim())));
         }
@@ -42,10 +45,13 @@ fn names_in(folder: &Path, found: &mut Vec<String>) {
 }
 
 #[test]
-fn pure_code_names_no_hypervisor() {
+fn pure_code_names_no_hypervisor_and_no_command() {
     let mut found = Vec::new();
-    PURE.iter().for_each(|folder| names_in(&workspace().join(folder), &mut found));
-    assert!(found.is_empty(), "what a hypervisor can do is in its abilities: {found:#?}");
+    PURE.iter().for_each(|(folder, names)| names_in(&workspace().join(folder), names, &mut found));
+    assert!(
+        found.is_empty(),
+        "what a hypervisor can do is in its abilities, and what operators call is said by the core: {found:#?}"
+    );
 }
 
 #[test]

@@ -28,7 +28,8 @@ const RETURN_NS: u64 = 60_000_000_000;
 /// The memory is sent once while the guest runs here before it goes on there: most of what it needs then is there.
 const PASSES_BEFORE_SWITCH: u64 = 2;
 /// Why a guest that went on at the destination stands still.
-const BROKE: &str = "the connection broke while memory was on its way; the hypervisor can go on (migrate-recover), and the VM stands still till then";
+pub const BROKE: &str =
+    "the connection broke while memory was on its way, and the VM stands still till its hypervisor goes on";
 
 /// What QEMU was told while it sends memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

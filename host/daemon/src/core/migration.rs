@@ -19,7 +19,7 @@ use vnuma_api as api;
 use vnuma_hypervisor::VmError;
 use vnuma_model::{MigrationProgress, RunState, VmDescription};
 use vnuma_policy::{
-    migration::{Migration, MigrationEvent, Phase},
+    migration::{BROKE, Migration, MigrationEvent, Phase},
     world::{ChannelState, LinkEvent, Vm, VmId, has_left},
 };
 
@@ -326,6 +326,7 @@ fn shown(name: &str, migration: &Migration) -> api::Migration {
     let MigrationProgress { sent_bytes, left_bytes, total_bytes, passes, downtime_ms, .. } =
         migration.progress;
     let phase = migration.phase();
+    let way_out = |problem: String| if problem == BROKE { problem + " (migrate-recover)" } else { problem };
     let cancelling = migration.is_cancelled() && matches!(phase, Phase::Starting(_) | Phase::Sending(_));
     api::Migration {
         vm: name.to_owned(),
@@ -338,7 +339,7 @@ fn shown(name: &str, migration: &Migration) -> api::Migration {
         total_bytes,
         passes,
         downtime_ms,
-        problem: migration.problem.clone(),
+        problem: migration.problem.clone().map(way_out),
     }
 }
 

@@ -31,7 +31,7 @@ pub enum Refusal {
     Memory { vm: String, problem: String },
     #[error("{vm}: there is no guest node {node}; it has {present:?}")]
     NoGuestNode { vm: String, node: u32, present: Vec<u32> },
-    #[error("{vm}: guest node {guest_node} cannot get its home on node {node}: {source}")]
+    #[error("{vm}: guest node {guest_node} cannot get its home on node {node}: {source}{}", way_out(.source))]
     Rehome { vm: String, guest_node: u32, node: u32, source: RehomeObstacle },
     #[error("{vm}: no guest node gets another home now")]
     NoRehome { vm: String },
@@ -117,6 +117,14 @@ pub enum Refusal {
     Overloaded,
     #[error("vnumad is shutting down")]
     ShuttingDown,
+}
+
+/// What an operator can do about it.
+fn way_out(obstacle: &RehomeObstacle) -> &'static str {
+    match obstacle {
+        RehomeObstacle::Pinned { .. } => "; widen their affinities, or repeat it with --move-pinned",
+        _ => "",
+    }
 }
 
 impl Refusal {

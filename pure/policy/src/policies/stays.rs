@@ -42,9 +42,7 @@ pub enum StaysWhy {
         page_kib: u64,
     },
     /// Nobody has asked for it.
-    #[error(
-        "rehome.mode is manual; `vnumactl rehome VM --guest-node {guest_node} --node {node}` takes it there"
-    )]
+    #[error("rehome.mode is manual")]
     Manual {
         /// The guest node.
         guest_node: GuestNodeId,
@@ -68,8 +66,7 @@ pub enum StaysWhy {
     NotSeen,
     /// The policy of its memory does not name the node.
     #[error(
-        "its memory's policy ({policy}) takes its pages from nodes {nodes:?}, and only its hypervisor can change that{}",
-        anyway(.policy)
+        "its memory's policy ({policy}) takes its pages from nodes {nodes:?}, and only its hypervisor can change that"
     )]
     Bound {
         /// The policy.
@@ -130,14 +127,6 @@ impl StaysWhy {
             Self::Waits(Patience::Costs(_)) => "cheap",
             Self::Waits(Patience::Due) => "due",
         }
-    }
-}
-
-/// An operator moves pages against their policy, but not what is spread on purpose.
-fn anyway(policy: &NumaPolicy) -> &'static str {
-    match policy {
-        NumaPolicy::Interleave => "",
-        _ => "; `vnumactl rehome --guest-node --node` moves the pages that are there all the same",
     }
 }
 

@@ -54,9 +54,7 @@ pub enum RehomeObstacle {
         free_mib: u64,
     },
     /// Somebody else has confined its vCPUs.
-    #[error(
-        "vCPUs {vcpus:?} are confined to other nodes, and not by this vnumad; widen their affinities, or repeat it with --move-pinned"
-    )]
+    #[error("vCPUs {vcpus:?} are confined to other nodes, and not by this vnumad")]
     Pinned {
         /// The vCPUs.
         vcpus: Vec<ApicId>,

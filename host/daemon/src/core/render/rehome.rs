@@ -2,10 +2,10 @@
 
 use std::collections::BTreeSet;
 use vnuma_api as api;
-use vnuma_model::{GuestNode, GuestNodeId, HostTopology};
+use vnuma_model::{GuestNode, GuestNodeId, HostTopology, NumaPolicy};
 use vnuma_policy::{
     memory_move::{MemoryPolicy, MemoryReason},
-    policies::Stays,
+    policies::{Stays, StaysWhy},
     rehome::Rehome,
     rehome_policy::RehomeWhy,
     world::{ChannelState, Vm},
@@ -21,7 +21,7 @@ pub(in crate::core) fn rehome(
     let known = planned.or(vm.homing.rehome.as_ref());
     let shown = |stays: Stays| api::MemoryStays {
         reason: stays.why.name().to_owned(),
-        text: stays.why.to_string(),
+        text: format!("{}{}", stays.why, way_out(&stays.why)),
         vcpus_on: stays.vcpus_on,
     };
     let node = |node| guest_node(vm, node, stays(node.id).map(shown));
@@ -42,6 +42,19 @@ pub(in crate::core) fn why_rehomed(why: &RehomeWhy) -> String {
         if why.assumed { " (assumed)" } else { "" },
         ms(why.price_ns)
     )
+}
+
+/// What an operator can do about it. Pages move against their policy, but not what is spread on purpose.
+fn way_out(why: &StaysWhy) -> String {
+    match why {
+        StaysWhy::Manual { guest_node, node } => {
+            format!("; `vnumactl rehome VM --guest-node {guest_node} --node {node}` takes it there")
+        }
+        StaysWhy::Bound { policy, .. } if *policy != NumaPolicy::Interleave => {
+            "; `vnumactl rehome --guest-node --node` moves the pages that are there all the same".to_owned()
+        }
+        _ => String::new(),
+    }
 }
 
 fn guest_node(vm: &Vm, node: &GuestNode, stays: Option<api::MemoryStays>) -> api::GuestNodeHome {
