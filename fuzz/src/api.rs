@@ -17,7 +17,7 @@ use std::{
 };
 use vnuma_api::ApiError;
 use vnuma_daemon::{BackendFactory, Config};
-use vnuma_hypervisor::{ObservedVcpus, Plugged, VmBackend, VmConnection, VmError, VmEvent};
+use vnuma_hypervisor::{ObservedVcpus, Plug, Plugged, VmBackend, VmConnection, VmError, VmEvent};
 use vnuma_model::{GuestNode, Vcpu, VmCandidate, VmDescription, VmHandle};
 use vnuma_observe::location::Prefer;
 
@@ -186,7 +186,7 @@ struct Connection {
     tid: i32,
     pidfd: OwnedFd,
     events: EventFd,
-    device: Option<OwnedFd>,
+    device: Option<Plug>,
 }
 
 impl VmConnection for Connection {
@@ -233,8 +233,8 @@ impl VmConnection for Connection {
         Err(VmError::NoVcpu { vm: "web".into(), vcpu: apic_id })
     }
 
-    fn attach_channel(&mut self, server: OwnedFd) -> Result<(), VmError> {
-        self.device = Some(server);
+    fn attach_channel(&mut self, plug: Plug) -> Result<(), VmError> {
+        self.device = Some(plug);
         Ok(())
     }
 

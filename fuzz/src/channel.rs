@@ -10,7 +10,7 @@ use vnuma_abi_topology_channel::{
     Device, GUEST_OFFSET, GUEST_SIZE, MAX_DEVICES, MAX_NODES, MAX_SUPPORTED, MAX_VCPUS, REGION_SIZE, Vcpu,
 };
 use vnuma_channel::{
-    Channel, Content, ContentError, Generations, Step,
+    Channel, Content, ContentError, Generations, Plug, Step,
     layout::{WORD, header, publication},
 };
 use vnuma_channel_model::{GuestEnd, ReadError, Topology, read};
@@ -166,7 +166,7 @@ pub fn race(input: &[u8]) {
 pub fn status(input: &[u8]) {
     static CHANNEL: OnceLock<Mutex<(Channel, GuestEnd)>> = OnceLock::new();
     let channel = CHANNEL.get_or_init(|| {
-        let (channel, socket) = Channel::by_ivshmem(7).expect("a channel");
+        let (channel, Plug::Ivshmem(socket)) = Channel::create(7).expect("a channel");
         Mutex::new((channel, GuestEnd::connect(&socket).expect("all messages")))
     });
     let mut channel = channel.lock().unwrap_or_else(PoisonError::into_inner);

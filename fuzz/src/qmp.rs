@@ -20,7 +20,7 @@ use std::{
     thread,
     time::Duration,
 };
-use vnuma_hypervisor::{Migrates, QmpBackend, VmBackend, VmConnection, VmError, check_name};
+use vnuma_hypervisor::{Migrates, Plug, QmpBackend, VmBackend, VmConnection, VmError, check_name};
 use vnuma_model::{VmDescription, VmHandle};
 
 const GREETING: &str = r#"{"QMP": {"version": {}, "capabilities": ["oob"]}}"#;
@@ -129,7 +129,7 @@ fn perform(vm: &mut dyn VmConnection, act: u8, peer: &Peer) -> Result<(), VmErro
         b'd' => vm.describe().map(|description| check(&description, peer)),
         b'a' => {
             let (ours, _) = UnixStream::pair().expect("a pair of sockets");
-            vm.attach_channel(ours.into())
+            vm.attach_channel(Plug::Ivshmem(ours.into()))
         }
         b'c' => vm.channel_attached().map(drop),
         b'r' => vm.removable_vcpu(1).map(drop),

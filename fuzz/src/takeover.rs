@@ -6,27 +6,26 @@ use std::{
     path::Path,
     sync::{Mutex, OnceLock, PoisonError},
 };
-use vnuma_channel::{Identity, Ivshmem, Region};
+use vnuma_channel::{Channel, Files, Identity, Plug};
 use vnuma_daemon::{parse_masks, parse_record};
 use vnuma_placement::reservation::file;
 
 /// A channel that this process holds, as a hypervisor does, and its identity.
 struct Held {
-    _channel: (Ivshmem, Region),
+    _channel: Channel,
     _client: OwnedFd,
-    identity: Identity,
+    identity: Files,
     pidfd: OwnedFd,
 }
 
 fn held() -> &'static Mutex<Held> {
     static HELD: OnceLock<Mutex<Held>> = OnceLock::new();
     HELD.get_or_init(|| {
-        let region = Region::new().expect("memory");
-        let (transport, client) = Ivshmem::serve(&region).expect("a transport");
-        let identity = transport.identity(&region).expect("its identity");
+        let (channel, Plug::Ivshmem(client)) = Channel::create(1).expect("a channel");
+        let Identity(identity) = channel.identity().expect("its identity");
         let own = rustix::process::getpid();
         let pidfd = rustix::process::pidfd_open(own, rustix::process::PidfdFlags::empty()).expect("a pidfd");
-        Mutex::new(Held { _channel: (transport, region), _client: client, identity, pidfd })
+        Mutex::new(Held { _channel: channel, _client: client, identity, pidfd })
     })
 }
 
@@ -38,8 +37,8 @@ pub fn record(input: &[u8]) {
     if let Err(reason) = parse_masks(&text) {
         expect_plain(&reason);
     }
-    let identity = match parse_record(&text) {
-        Ok(identity) => identity,
+    let found = match parse_record(&text) {
+        Ok(Identity(files)) => files,
         Err(reason) => return expect_plain(&reason),
     };
     let held = held().lock().unwrap_or_else(PoisonError::into_inner);
@@ -53,18 +52,19 @@ pub fn record(input: &[u8]) {
         let position = number.checked_sub(1000).and_then(|position| usize::try_from(position).ok());
         position.and_then(|position| numbers.get(position).copied()).unwrap_or(number)
     };
-    let named = Identity {
-        memory_device: real(identity.memory_device),
-        memory_inode: real(identity.memory_inode),
-        guest_vectors: identity.guest_vectors.into_iter().map(real).collect(),
-        host_vectors: identity.host_vectors.into_iter().map(real).collect(),
+    let named = Files {
+        memory_device: real(found.memory_device),
+        memory_inode: real(found.memory_inode),
+        guest_vectors: found.guest_vectors.into_iter().map(real).collect(),
+        host_vectors: found.host_vectors.into_iter().map(real).collect(),
     };
-    let taken = Ivshmem::take_over(&named, held.pidfd.as_fd(), Path::new("/proc/self"));
+    let (own_directory, identity) = (Path::new("/proc/self"), Identity(named.clone()));
+    let taken = Channel::take_over(&identity, held.pidfd.as_fd(), own_directory, 2);
     let mut all: Vec<u64> = named.guest_vectors.iter().chain(&named.host_vectors).copied().collect();
     all.sort_unstable();
     let mut its: Vec<u64> = numbers[2..].to_vec();
     its.sort_unstable();
-    let memory = |identity: &Identity| (identity.memory_device, identity.memory_inode);
+    let memory = |identity: &Files| (identity.memory_device, identity.memory_inode);
     let right =
         memory(&named) == memory(own) && named.guest_vectors.len() == own.guest_vectors.len() && all == its;
     assert!(taken.is_ok() || !right, "{:?}", taken.err());

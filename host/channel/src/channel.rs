@@ -1,29 +1,15 @@
 //! The host's end of a VM's channel: what was published, and what of that the guest has acknowledged.
 
 use crate::{
-    ChannelError, Content, GuestStatus,
+    ChannelError, Content, GuestStatus, Identity, Transport,
     error::failed,
     layout::{Generations, Region, publication},
 };
-use std::{collections::VecDeque, fmt, io, os::fd::BorrowedFd};
+use std::{collections::VecDeque, os::fd::BorrowedFd};
 
 /// Publications that can wait for their acknowledgement at the same time. The oldest of more is given up: a later one
 /// contains it.
 pub const MAX_OUTSTANDING: usize = 8;
-
-/// Signals between the host's end of a channel and its guest. How the guest gets the region is the transport's affair, too.
-/// No call blocks, whatever the guest does.
-pub trait Transport: Send + fmt::Debug {
-    /// Raises the guest's interrupt.
-    fn raise(&self) -> io::Result<()>;
-    /// Readable when the guest has signalled, for as many signals as a guest may send.
-    fn signalled(&self) -> BorrowedFd<'_>;
-    /// A publication follows, for which the guest may signal again.
-    fn expect_signals(&mut self) -> io::Result<()>;
-    /// Takes the signals that made [`Self::signalled`] readable. What the guest changed before a signal that this did not take makes
-    /// it readable again: look at it afterwards.
-    fn take_signals(&mut self) -> io::Result<()>;
-}
 
 /// The host's end. Dropping it leaves the memory and the last publication to the VM.
 #[derive(Debug)]
@@ -39,6 +25,11 @@ impl Channel {
     /// The host's end of a channel in this region, whose guest is reached by this transport.
     pub fn new(region: Region, transport: impl Transport + 'static, generations: Generations) -> Self {
         Self { region, generations, transport: Box::new(transport), outstanding: VecDeque::new() }
+    }
+
+    /// What finds it again in the hypervisor, once it is plugged and this process has died.
+    pub fn identity(&self) -> Result<Identity, ChannelError> {
+        self.transport.identity(&self.region).map_err(failed("its identity"))
     }
 
     /// The generation of the next publication.

@@ -14,11 +14,11 @@
 //! before QEMU gets its end, so it never waits.
 
 use crate::{
-    Channel, ChannelError, Identity, Transport,
+    Channel, ChannelError, Identity, Plug, Transport,
     doorbell::Doorbells,
     error::failed,
     layout::{Generations, Region},
-    takeover::Parts,
+    takeover::{Files, Parts},
     wakeups::Wakeups,
 };
 use nix::sys::{
@@ -39,7 +39,7 @@ const SHARED_MEMORY: i64 = -1;
 
 /// The eventfds of a device.
 #[derive(Debug)]
-pub struct Ivshmem {
+pub(crate) struct Ivshmem {
     doorbells: &'static Doorbells,
     guest_vectors: Vec<EventFd>,
     host_vectors: Vec<EventFd>,
@@ -51,7 +51,7 @@ pub struct Ivshmem {
 
 impl Ivshmem {
     /// A transport for this region, and the socket that is to be handed to QEMU.
-    pub fn serve(region: &Region) -> Result<(Self, OwnedFd), ChannelError> {
+    pub(crate) fn serve(region: &Region) -> Result<(Self, OwnedFd), ChannelError> {
         let (guest_vectors, host_vectors) = (vectors()?, vectors()?);
         let host = host_vectors.iter().map(AsFd::as_fd);
         let guest = guest_vectors.iter().map(AsFd::as_fd);
@@ -75,26 +75,14 @@ impl Ivshmem {
         })
     }
 
-    /// The socket that is to be handed to a QEMU whose guest brings its channel along. vnumad does not keep the host's end.
-    pub fn unserved() -> Result<OwnedFd, ChannelError> {
-        Channel::by_ivshmem(0).map(|(_, client)| client)
-    }
-
-    /// What finds this channel again in the hypervisor, once it is attached and this process has died.
-    pub fn identity(&self, region: &Region) -> Result<Identity, ChannelError> {
-        Identity::of(region.memory(), &self.guest_vectors, &self.host_vectors).map_err(failed("its identity"))
-    }
-
-    /// Takes over a channel whose host's end has died from its hypervisor: the process of `pidfd`, whose directory in
-    /// `/proc` is `process`. With its region comes the generation that this says is published, which is good for a hint only, as the
-    /// guest could have written it. What is published there stays readable until [`Channel::publish`] is called, and
-    /// during it. Two host's ends at a time would mix their publications.
-    pub fn take_over(
-        identity: &Identity,
+    /// Takes over the parts of a channel, as [`Channel::take_over`]. With its region comes the generation that this says is published,
+    /// which is good for a hint only, as the guest could have written it.
+    pub(crate) fn take_over(
+        files: &Files,
         pidfd: BorrowedFd<'_>,
         process: &Path,
     ) -> Result<(Self, Region, u64), ChannelError> {
-        let parts = identity.take(pidfd, process).map_err(failed("taking it over from the hypervisor"))?;
+        let parts = files.take(pidfd, process).map_err(failed("taking it over from the hypervisor"))?;
         let Parts { memory, guest_vectors, host_vectors } = parts;
         let (region, published) = Region::take_over(memory).map_err(failed("shared memory"))?;
         Ok((Self::new(guest_vectors, host_vectors, None)?, region, published))
@@ -117,15 +105,32 @@ impl Transport for Ivshmem {
     fn take_signals(&mut self) -> io::Result<()> {
         self.wakeups.take(&self.host_vectors[ACKNOWLEDGE_VECTOR])
     }
+
+    fn identity(&self, region: &Region) -> io::Result<Identity> {
+        Files::of(region.memory(), &self.guest_vectors, &self.host_vectors).map(Identity)
+    }
 }
 
 impl Channel {
-    /// A new channel by ivshmem, and the socket that is to be handed to QEMU. `epoch` is in the upper half of every generation: one
-    /// that no other channel of the VM had.
-    pub fn by_ivshmem(epoch: u32) -> Result<(Self, OwnedFd), ChannelError> {
+    /// A new channel, and what is to be handed to the hypervisor. `epoch` is in the upper half of every generation: one that no other
+    /// channel of the VM had.
+    pub fn create(epoch: u32) -> Result<(Self, Plug), ChannelError> {
         let region = Region::new()?;
-        let (transport, client) = Ivshmem::serve(&region)?;
-        Ok((Self::new(region, transport, Generations::new(epoch)), client))
+        let (transport, socket) = Ivshmem::serve(&region)?;
+        Ok((Self::new(region, transport, Generations::new(epoch)), Plug::Ivshmem(socket)))
+    }
+
+    /// Takes over a channel whose host's end has died from its hypervisor: the process of `pidfd`, whose directory in
+    /// `/proc` is `process`. What is published there stays readable until [`Channel::publish`] is called, and
+    /// during it. Two host's ends at a time would mix their publications.
+    pub fn take_over(
+        identity: &Identity,
+        pidfd: BorrowedFd<'_>,
+        process: &Path,
+        epoch: u32,
+    ) -> Result<Self, ChannelError> {
+        let (transport, region, published) = Ivshmem::take_over(&identity.0, pidfd, process)?;
+        Ok(Self::new(region, transport, Generations::after(epoch, published)))
     }
 }
 

@@ -19,10 +19,10 @@ use vnuma_abi_topology_channel::ivshmem::VECTORS;
 /// Most descriptors of a hypervisor that are read.
 const MAX_DESCRIPTORS: usize = 1 << 20;
 
-/// Identifies the parts of a channel among the open files of a process.
+/// The parts of a channel by ivshmem among the open files of a process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Identity {
+pub struct Files {
     /// Device of the shared memory's file.
     pub memory_device: u64,
     /// Its inode.
@@ -41,7 +41,7 @@ pub(crate) struct Parts {
     pub host_vectors: Vec<EventFd>,
 }
 
-impl Identity {
+impl Files {
     pub(crate) fn of(
         memory: BorrowedFd<'_>,
         guest_vectors: &[EventFd],

@@ -6,7 +6,7 @@ use nix::{
 };
 use std::{mem::offset_of, time::Instant};
 use vnuma_abi_topology_channel::{GUEST_MAGIC, Guest, MODE_NONE, MODE_SAFE, Vcpu};
-use vnuma_channel::{Channel, Content, GuestStatus, MAX_OUTSTANDING, PAUSE, WAKEUPS_PER_PUBLICATION};
+use vnuma_channel::{Channel, Content, GuestStatus, MAX_OUTSTANDING, PAUSE, Plug, WAKEUPS_PER_PUBLICATION};
 use vnuma_channel_model::{GuestEnd, ReadError, SUPPORTED};
 use vnuma_model::DistanceMatrix;
 
@@ -16,7 +16,7 @@ fn content(node: u32) -> Content {
 }
 
 fn channel() -> (Channel, GuestEnd) {
-    let (channel, socket) = Channel::by_ivshmem(7).expect("a channel");
+    let (channel, Plug::Ivshmem(socket)) = Channel::create(7).expect("a channel");
     (channel, GuestEnd::connect(&socket).expect("all messages"))
 }
 
@@ -27,7 +27,7 @@ fn is_readable(channel: &Channel) -> bool {
 
 #[test]
 fn qemu_finds_everything_waiting() {
-    let (mut channel, socket) = Channel::by_ivshmem(7).expect("a channel");
+    let (mut channel, Plug::Ivshmem(socket)) = Channel::create(7).expect("a channel");
     let guest = GuestEnd::connect(&socket).expect("all messages");
     assert!(GuestEnd::connect(&socket).is_err(), "nothing follows");
     assert_eq!(guest.read(), Err(ReadError::Nothing));

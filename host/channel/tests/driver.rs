@@ -9,7 +9,7 @@ use std::{
 };
 use vnuma_abi_topology_channel::{Device, MAX_DEVICES, MAX_NODES, MAX_VCPUS, SECTION_REQUIRED, Vcpu};
 use vnuma_channel::{
-    Channel, Content, Generations, GuestStatus, Region,
+    Channel, Content, Generations, GuestStatus, Plug, Region,
     layout::{publication, publication_of, section, sections},
 };
 use vnuma_channel_model::{GuestEnd, SUPPORTED};
@@ -157,7 +157,7 @@ fn the_driver_reads_a_host_that_does_not_know_devices() {
 
 #[test]
 fn the_host_reads_the_drivers_answers() {
-    let (mut channel, socket) = Channel::by_ivshmem(5).expect("a channel");
+    let (mut channel, Plug::Ivshmem(socket)) = Channel::create(5).expect("a channel");
     let guest = GuestEnd::connect(&socket).expect("all messages");
     let mut driver = Driver::start(&guest.memory);
     driver.execute("announce 1");

@@ -39,7 +39,7 @@ use std::{
     time::{Duration, Instant},
 };
 use vnuma_abi_topology_channel::{REGION_SIZE, Vcpu};
-use vnuma_channel::{Channel, Content, PAUSE, WAKEUPS_PER_PUBLICATION};
+use vnuma_channel::{Channel, Content, PAUSE, Plug, WAKEUPS_PER_PUBLICATION};
 use vnuma_channel_model::GuestEnd;
 use vnuma_model::DistanceMatrix;
 
@@ -52,7 +52,7 @@ fn content() -> Content {
 }
 
 fn channel() -> (Channel, GuestEnd) {
-    let (channel, socket) = Channel::by_ivshmem(7).expect("a channel");
+    let (channel, Plug::Ivshmem(socket)) = Channel::create(7).expect("a channel");
     (channel, GuestEnd::connect(&socket).expect("all messages"))
 }
 

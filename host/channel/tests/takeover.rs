@@ -11,32 +11,33 @@ use std::{
     process::Command,
 };
 use vnuma_abi_topology_channel::{MODE_FAST, REGION_SIZE, Vcpu};
-use vnuma_channel::{Channel, Content, Generations, Identity, Ivshmem, Region};
+use vnuma_channel::{Channel, Content, Files, Identity, Plug};
 use vnuma_channel_model::GuestEnd;
 use vnuma_model::DistanceMatrix;
 
 const OWN: &str = "/proc/self";
 
 /// What this process, in the place of a hypervisor, holds of a channel whose host's end is gone.
-fn orphan() -> (Identity, GuestEnd) {
-    let region = Region::new().expect("memory");
-    let (transport, socket) = Ivshmem::serve(&region).expect("a transport");
+fn orphan() -> (Files, GuestEnd) {
+    let (channel, Plug::Ivshmem(socket)) = Channel::create(1).expect("a channel");
     let guest = GuestEnd::connect(&socket).expect("all messages");
-    (transport.identity(&region).expect("its identity"), guest)
+    let Identity(files) = channel.identity().expect("its identity");
+    (files, guest)
 }
 
 fn own_pidfd() -> OwnedFd {
     pidfd_open(getpid(), PidfdFlags::empty()).expect("a pidfd")
 }
 
-fn take(identity: &Identity, process: &Path) -> Result<Channel, String> {
-    let taken = Ivshmem::take_over(identity, own_pidfd().as_fd(), process);
-    let (transport, region, published) = taken.map_err(|error| error.to_string())?;
-    assert_eq!(&transport.identity(&region).expect("its identity"), identity);
-    Ok(Channel::new(region, transport, Generations::after(2, published)))
+fn take(files: &Files, process: &Path) -> Result<Channel, String> {
+    let identity = Identity(files.clone());
+    let taken = Channel::take_over(&identity, own_pidfd().as_fd(), process, 2);
+    let channel = taken.map_err(|error| error.to_string())?;
+    assert_eq!(channel.identity().expect("its identity"), identity);
+    Ok(channel)
 }
 
-fn refused(identity: &Identity, process: &Path, reason: &str) {
+fn refused(identity: &Files, process: &Path, reason: &str) {
     let error = take(identity, process).expect_err("taken over");
     assert!(error.contains(reason), "{error:?} should say {reason:?}");
 }
@@ -96,7 +97,7 @@ fn what_was_acknowledged_to_a_predecessor_does_not_count() {
 fn an_identity_that_names_something_else_is_refused() {
     let (good, _guest) = orphan();
     let (other, _other) = orphan();
-    let with = |change: &dyn Fn(&mut Identity)| {
+    let with = |change: &dyn Fn(&mut Files)| {
         let mut identity = good.clone();
         change(&mut identity);
         identity

@@ -58,12 +58,9 @@ pub use name::check_name;
 pub use observed::ObservedVcpus;
 pub use qmp::QmpBackend;
 pub use unusable::UnusableBackend;
+pub use vnuma_channel::Plug;
 
-use std::{
-    collections::BTreeMap,
-    os::fd::{BorrowedFd, OwnedFd},
-    time::Duration,
-};
+use std::{collections::BTreeMap, os::fd::BorrowedFd, time::Duration};
 use vnuma_model::{CpuSet, MigrationProgress, VmCandidate, VmDescription, VmHandle};
 use vnuma_process::Groups;
 
@@ -172,10 +169,8 @@ pub trait VmConnection: Send {
     /// Asks for everything that is in a [`VmDescription`]. Thread ids are checked to belong
     /// to the VM's own process.
     fn describe(&mut self) -> Result<VmDescription, VmError>;
-    /// Plugs the topology channel's device into a free PCIe root port. `server` is the VM's
-    /// end of the ivshmem server's socket; the server's messages are expected to be in it
-    /// already. On failure everything done so far is undone.
-    fn attach_channel(&mut self, server: OwnedFd) -> Result<(), VmError>;
+    /// Plugs the topology channel's device into a free PCIe root port. On failure everything done so far is undone.
+    fn attach_channel(&mut self, plug: Plug) -> Result<(), VmError>;
     /// Asks for next to nothing, to see whether there is an answer in time.
     fn probe(&mut self, limit: Duration) -> Result<(), VmError>;
     /// Is the device plugged?

@@ -1,7 +1,7 @@
 //! VMs by their QMP sockets.
 
 use crate::{
-    Migrates, ObservedVcpus, Plugged, Sizes, VmBackend, VmConnection, VmError, VmEvent, channel,
+    Migrates, ObservedVcpus, Plug, Plugged, Sizes, VmBackend, VmConnection, VmError, VmEvent, channel,
     client::{Client, Limits},
     commands::QueryStatus,
     describe,
@@ -19,7 +19,7 @@ use std::{
     hash::{DefaultHasher, Hash, Hasher},
     io,
     os::{
-        fd::{AsFd, BorrowedFd, OwnedFd},
+        fd::{AsFd, BorrowedFd},
         unix::fs::{FileTypeExt, MetadataExt},
     },
     path::{Path, PathBuf},
@@ -222,7 +222,8 @@ impl VmConnection for QmpConnection {
         self.task(describe::describe)
     }
 
-    fn attach_channel(&mut self, server: OwnedFd) -> Result<(), VmError> {
+    fn attach_channel(&mut self, plug: Plug) -> Result<(), VmError> {
+        let Plug::Ivshmem(server) = plug;
         self.task(|client, _, _| channel::attach(client, &server))
     }
 

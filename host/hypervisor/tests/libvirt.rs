@@ -40,7 +40,8 @@ use std::{
     time::{Duration, Instant},
 };
 use vnuma_hypervisor::{
-    JoinedBackend, LibvirtBackend, PinError, PolicyPin, QmpBackend, VmBackend, VmConnection, VmError, VmEvent,
+    JoinedBackend, LibvirtBackend, PinError, Plug, PolicyPin, QmpBackend, VmBackend, VmConnection, VmError,
+    VmEvent,
 };
 use vnuma_model::{CpuSet, MigrationStatus, NumaPolicy, RunState, VmHandle};
 
@@ -88,11 +89,11 @@ fn set(text: &str) -> CpuSet {
 }
 
 /// A channel's end, with its messages in it.
-fn channel() -> (OwnedFd, OwnedFd) {
+fn channel() -> (OwnedFd, Plug) {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::Stream, None, flags).unwrap();
     send_messages(&ours);
-    (ours, theirs)
+    (ours, Plug::Ivshmem(theirs))
 }
 
 /// Messages of a channel. The memory's file has the name that the channel gives it.

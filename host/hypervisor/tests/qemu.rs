@@ -11,7 +11,7 @@ use std::{
     fs,
     io::{BufRead, BufReader, IoSlice, Write},
     os::{
-        fd::{AsFd, AsRawFd, OwnedFd},
+        fd::{AsFd, AsRawFd},
         unix::net::UnixStream,
     },
     path::{Path, PathBuf},
@@ -21,7 +21,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tempfile::TempDir;
-use vnuma_hypervisor::{QmpBackend, VmBackend, VmConnection, VmError, VmEvent};
+use vnuma_hypervisor::{Plug, QmpBackend, VmBackend, VmConnection, VmError, VmEvent};
 use vnuma_model::{MemoryDevice, MigrationProgress, MigrationStatus, RunState, VmDescription, VmHandle};
 
 /// No step takes this long, on no machine.
@@ -125,7 +125,7 @@ const INFO_RAMBLOCK: &str =
     r#"{"execute": "human-monitor-command", "arguments": {"command-line": "info ramblock"}}"#;
 
 /// What the ivshmem server tells a client when it connects, all of it at once.
-fn server() -> (UnixStream, OwnedFd) {
+fn server() -> (UnixStream, Plug) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let memory = memfd_create("test", MFdFlags::MFD_CLOEXEC).unwrap();
     nix::unistd::ftruncate(&memory, 1 << 20).unwrap();
@@ -144,7 +144,7 @@ fn server() -> (UnixStream, OwnedFd) {
             send(peer, Some(EventFd::new().unwrap().as_fd().as_raw_fd()));
         }
     }
-    (ours, theirs.into())
+    (ours, Plug::Ivshmem(theirs.into()))
 }
 
 #[test]
@@ -310,12 +310,12 @@ fn a_failed_attach_leaves_nothing_behind() {
     // A server that says nothing of a protocol: QEMU refuses the device.
     let (mut ours, theirs) = UnixStream::pair().unwrap();
     ours.write_all(&[0xff; 64]).unwrap();
-    let error = vm.attach_channel(theirs.into()).unwrap_err();
+    let error = vm.attach_channel(Plug::Ivshmem(theirs.into())).unwrap_err();
     assert!(matches!(&error, VmError::Refused { command, .. } if command == "device_add"), "{error}");
     assert!(!vm.channel_attached().unwrap());
     assert!(!qemu.has_chardev());
     // No socket at all: QEMU refuses the character device.
-    let error = vm.attach_channel(fs::File::open("/dev/null").unwrap().into()).unwrap_err();
+    let error = vm.attach_channel(Plug::Ivshmem(fs::File::open("/dev/null").unwrap().into())).unwrap_err();
     assert!(matches!(&error, VmError::Refused { command, .. } if command == "chardev-add"), "{error}");
     let getfd = r#"{"execute": "closefd", "arguments": {"fdname": "vnuma-channel"}}"#;
     assert!(qemu.control(getfd).contains("not found"), "the descriptor is given back");

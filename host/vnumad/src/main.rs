@@ -14,7 +14,7 @@ use std::{
 };
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
-use vnuma_channel::Ivshmem;
+use vnuma_channel::Channel;
 use vnuma_daemon::{BackendFactory, Config, Notifier};
 use vnuma_hypervisor::{JoinedBackend, LibvirtBackend, QmpBackend, UnusableBackend, VmBackend};
 use vnuma_observe::read_host_topology;
@@ -118,7 +118,7 @@ fn backends(config: &Config) -> BackendFactory {
     let (states, sockets) = (config.libvirt_directories.clone(), config.libvirt_sockets.clone());
     match LibvirtBackend::new(&config.libvirt_uris, states, sockets) {
         Ok(libvirt) => {
-            let make = || Ivshmem::unserved().map_err(io::Error::other);
+            let make = || Channel::create(0).map(|(_, plug)| plug).map_err(io::Error::other);
             if let Err(error) = libvirt.serve_arrivals(Box::new(make)) {
                 tracing::warn!(%error, "domains of libvirt do not take their channels along to other hosts");
             }

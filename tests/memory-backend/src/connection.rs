@@ -12,7 +12,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-use vnuma_hypervisor::{Migrates, ObservedVcpus, Plugged, Sizes, VmConnection, VmError, VmEvent};
+use vnuma_hypervisor::{Migrates, ObservedVcpus, Plug, Plugged, Sizes, VmConnection, VmError, VmEvent};
 use vnuma_model::{MigrationProgress, MigrationStatus, Vcpu, VmDescription};
 use vnuma_process::open_pidfd;
 
@@ -96,7 +96,8 @@ impl VmConnection for MemoryConnection {
         })
     }
 
-    fn attach_channel(&mut self, server: OwnedFd) -> Result<(), VmError> {
+    fn attach_channel(&mut self, plug: Plug) -> Result<(), VmError> {
+        let Plug::Ivshmem(server) = plug;
         self.ask(|vm, name| {
             if vm.device.is_some() || vm.foreign_channel {
                 return Err(VmError::AlreadyAttached { vm: name });

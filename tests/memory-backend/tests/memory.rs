@@ -8,7 +8,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-use vnuma_hypervisor::{ObservedVcpus, Plugged, VmBackend, VmConnection, VmError, VmEvent, roll_back};
+use vnuma_hypervisor::{ObservedVcpus, Plug, Plugged, VmBackend, VmConnection, VmError, VmEvent, roll_back};
 use vnuma_memory_backend::{MemoryBackend, MemoryVm, Unplug};
 use vnuma_model::{GuestNode, RunState, Vcpu, VmDescription};
 
@@ -159,7 +159,7 @@ fn answers_can_be_late_or_wrong() {
 #[test]
 fn the_channel_is_plugged_and_released() {
     let (backend, mut connection) = one();
-    let socket = || std::os::unix::net::UnixStream::pair().unwrap().0.into();
+    let socket = || Plug::Ivshmem(std::os::unix::net::UnixStream::pair().unwrap().0.into());
     assert!(matches!(connection.detach_channel(), Err(VmError::NotAttached { .. })));
     backend.change("web", |vm| vm.free_port = false);
     assert!(matches!(connection.attach_channel(socket()), Err(VmError::NoFreePort { .. })));

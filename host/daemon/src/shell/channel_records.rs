@@ -129,14 +129,17 @@ impl ChannelRecords {
 mod tests {
     use super::*;
 
+    /// As earlier vnumads have written it.
+    fn identity_of(inode: u64) -> Identity {
+        let vectors = [3, 4];
+        let channel = serde_json::json!({
+            "memory_device": 1, "memory_inode": inode, "guest_vectors": vectors, "host_vectors": vectors,
+        });
+        parse_record(&serde_json::json!({"version": 1, "channel": channel}).to_string()).expect("a record")
+    }
+
     fn identity() -> Identity {
-        let vectors = |from: u64| (from..from + 8).collect();
-        Identity {
-            memory_device: 1,
-            memory_inode: 2,
-            guest_vectors: vectors(3),
-            host_vectors: vectors(u64::MAX - 8),
-        }
+        identity_of(2)
     }
 
     #[test]
@@ -155,7 +158,7 @@ mod tests {
     fn one_that_was_set_aside_is_given_back() {
         let directory = tempfile::tempdir().expect("a directory");
         let records = ChannelRecords::new(directory.path().into());
-        let other = Identity { memory_inode: 7, ..identity() };
+        let other = identity_of(7);
         let attempt = |keep: bool| {
             records.set_aside(7);
             records.write(7, other.clone()).expect("written");
@@ -179,6 +182,7 @@ mod tests {
         let cases = [
             ("", "EOF"),
             ("{\"version\":1}", "missing field `channel`"),
+            ("{\"version\":1,\"channel\":{\"x\":2}}", "unknown field `x`"),
             ("{\"version\":1,\"x\":2}", "unknown field `x`"),
             ("{\"version\":1,\"\\u001b[2J\":2}", r"unknown field `\u{1b}[2J`"),
             (&good, "version = 9: must be 1"),

@@ -45,7 +45,7 @@ mod tests {
     use super::*;
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
     use vnuma_abi_topology_channel::Vcpu;
-    use vnuma_channel::Content;
+    use vnuma_channel::{Content, Plug};
     use vnuma_channel_model::GuestEnd;
     use vnuma_model::DistanceMatrix;
 
@@ -53,7 +53,7 @@ mod tests {
     const VMS: u64 = EVENTS as u64 + 6;
 
     fn channel() -> (Channel, GuestEnd) {
-        let (channel, socket) = Channel::by_ivshmem(1).expect("a channel");
+        let (channel, Plug::Ivshmem(socket)) = Channel::create(1).expect("a channel");
         (channel, GuestEnd::connect(&socket).expect("all messages"))
     }
 

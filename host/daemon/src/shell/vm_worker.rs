@@ -35,7 +35,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-use vnuma_channel::{Channel, Generations, Ivshmem, Region};
+use vnuma_channel::Channel;
 use vnuma_hypervisor::{Migrates, PinError, VmBackend, VmConnection, VmError, VmEvent, roll_back};
 use vnuma_model::{Backoff, VmHandle};
 use vnuma_policy::world::{ConnectionId, TaskId};
@@ -552,14 +552,12 @@ impl Task {
     fn attach(&self, connection: &mut dyn VmConnection, epoch: u32) -> Result<Channel, Refusal> {
         let (vm, pid) = (|| self.name.clone(), connection.pid());
         let failed = |source| Refusal::Channel { vm: vm(), source };
-        let region = Region::new().map_err(failed)?;
-        let (transport, socket) = Ivshmem::serve(&region).map_err(failed)?;
-        let identity = transport.identity(&region).map_err(failed)?;
-        let channel = Channel::new(region, transport, Generations::new(epoch));
+        let (channel, plug) = Channel::create(epoch).map_err(failed)?;
+        let identity = channel.identity().map_err(failed)?;
         // What an earlier vnumad had asked for may be carried out yet.
         self.records.set_aside(pid);
         self.records.write(pid, identity).map_err(|source| Refusal::Record { vm: vm(), source })?;
-        match connection.attach_channel(socket) {
+        match connection.attach_channel(plug) {
             Ok(()) => {
                 self.records.forget_aside(pid);
                 Ok(channel)
@@ -592,10 +590,8 @@ impl Task {
         let identity = self.records.read(pid).map_err(|source| Refusal::System { vm: vm(), source });
         let process = Path::new("/proc").join(pid.to_string());
         let taken = identity.and_then(|identity| {
-            let taken = Ivshmem::take_over(&identity, connection.pidfd(), &process);
-            let (transport, region, published) =
-                taken.map_err(|source| Refusal::Channel { vm: vm(), source })?;
-            Ok(Channel::new(region, transport, Generations::after(epoch, published)))
+            let taken = Channel::take_over(&identity, connection.pidfd(), &process, epoch);
+            taken.map_err(|source| Refusal::Channel { vm: vm(), source })
         });
         let taken = taken.map_err(|why| match connection.gets_channel_anew() {
             true => Refusal::CameAlong { vm: vm(), why: why.to_string() },

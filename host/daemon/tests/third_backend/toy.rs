@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 use vnuma_hypervisor::{
-    ObservedVcpus, PinError, Pins, Plugged, PolicyPin, VmBackend, VmConnection, VmError, VmEvent,
+    ObservedVcpus, PinError, Pins, Plug, Plugged, PolicyPin, VmBackend, VmConnection, VmError, VmEvent,
 };
 use vnuma_model::{Abilities, CpuSet, VmCandidate, VmDescription, VmHandle};
 
@@ -85,7 +85,8 @@ impl VmConnection for ToyConnection {
         Ok(self.vm.description.clone())
     }
 
-    fn attach_channel(&mut self, server: OwnedFd) -> Result<(), VmError> {
+    fn attach_channel(&mut self, plug: Plug) -> Result<(), VmError> {
+        let Plug::Ivshmem(server) = plug;
         *self.vm.device.lock().expect("no panic") = Some(server);
         Ok(())
     }

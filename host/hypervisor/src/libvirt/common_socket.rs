@@ -33,6 +33,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
+use vnuma_channel::Plug;
 use vnuma_process::{Heartbeat, Worker, Workers};
 
 /// Its name in the directory of sockets.
@@ -55,8 +56,8 @@ const READ_LIMIT: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(20);
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Makes an end of a socket in which the messages of a channel wait that nobody has.
-pub type MakeSpare = Box<dyn Fn() -> io::Result<OwnedFd> + Send + Sync>;
+/// Makes a channel that nobody has the host's end of.
+pub type MakeSpare = Box<dyn Fn() -> io::Result<Plug> + Send + Sync>;
 
 /// The socket of all domains that take their channels along.
 pub(super) struct CommonSocket {
@@ -129,7 +130,8 @@ impl CommonSocket {
 
     /// Messages for somebody who is not expected.
     pub(super) fn spare(&self) -> io::Result<OwnedFd> {
-        (self.make)()
+        let Plug::Ivshmem(server) = (self.make)()?;
+        Ok(server)
     }
 
     /// Nobody else accepts as long as this is held. `None`: a child does.
@@ -248,7 +250,7 @@ mod tests {
     use vnuma_process::Change;
 
     fn serve(directory: &Path) -> Served {
-        Served::start(&Workers::default(), directory, Box::new(|| Ok(server(5)))).unwrap()
+        Served::start(&Workers::default(), directory, Box::new(|| Ok(Plug::Ivshmem(server(5))))).unwrap()
     }
 
     #[test]
@@ -256,7 +258,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let made = AtomicUsize::new(5);
         // Each one more than the one before.
-        let make = move || Ok(server(made.fetch_add(1, Ordering::AcqRel) as i64));
+        let make = move || Ok(Plug::Ivshmem(server(made.fetch_add(1, Ordering::AcqRel) as i64)));
         let served = Served::start(&Workers::default(), &dir.path().join("sub"), Box::new(make)).unwrap();
         let path = dir.path().join("sub/channel.sock");
         assert_eq!(served.socket().path(), path);
@@ -311,7 +313,8 @@ mod tests {
     fn one_vnumad_serves_it() {
         let dir = tempfile::tempdir().unwrap();
         let served = serve(dir.path());
-        let error = Served::start(&Workers::default(), dir.path(), Box::new(|| Ok(server(3)))).unwrap_err();
+        let error = Served::start(&Workers::default(), dir.path(), Box::new(|| Ok(Plug::Ivshmem(server(3)))))
+            .unwrap_err();
         assert_eq!(error.to_string(), format!("process {} serves it as well", own()));
         assert_eq!(receive(served.socket().path()).0.len(), 5);
     }
@@ -345,7 +348,7 @@ mod tests {
         let attempts = AtomicUsize::new(0);
         let make = move || match attempts.fetch_add(1, Ordering::AcqRel) {
             0 => Err(io::Error::from(Errno::EMFILE)),
-            _ => Ok(server(5)),
+            _ => Ok(Plug::Ivshmem(server(5))),
         };
         let served = Served::start(&Workers::default(), dir.path(), Box::new(make)).unwrap();
         assert_eq!(receive(served.socket().path()).0.len(), 5);

@@ -8,20 +8,20 @@ use super::{
     states::shares_directory,
 };
 use crate::{
-    Migrates, ObservedVcpus, Pins, Plugged, VmConnection, VmError, VmEvent, observed, process::Process,
+    Migrates, ObservedVcpus, Pins, Plug, Plugged, VmConnection, VmError, VmEvent, observed, process::Process,
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::{
     collections::VecDeque,
     fs,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd},
     path::Path,
     sync::Arc,
     time::{Duration, Instant},
 };
 use vnuma_abi_topology_channel::ivshmem::VECTORS;
 use vnuma_libvirt::{Domain, DomainEvent, DomainXml, LibvirtError};
-use vnuma_model::{MigrationProgress, RunState, VmDescription};
+use vnuma_model::{RunState, VmDescription};
 use vnuma_process::{apparmor, qemu};
 
 /// The alias of the channel's device. libvirt keeps the names that begin so for its users.
@@ -249,7 +249,8 @@ impl VmConnection for LibvirtConnection {
         describe::describe(names, &xml, run_state, &self.process, &self.places.states)
     }
 
-    fn attach_channel(&mut self, server: OwnedFd) -> Result<(), VmError> {
+    fn attach_channel(&mut self, plug: Plug) -> Result<(), VmError> {
+        let Plug::Ivshmem(server) = plug;
         let xml = self.xml()?;
         if xml.has_shmem(ALIAS) {
             return Err(VmError::AlreadyAttached { vm: self.name.clone() });
@@ -374,40 +375,6 @@ impl VmConnection for LibvirtConnection {
 
     fn event_fd(&self) -> BorrowedFd<'_> {
         self.domain.event_fd()
-    }
-}
-
-impl Migrates for LibvirtConnection {
-    fn is_marked(&mut self) -> Result<bool, VmError> {
-        Ok(self.xml()?.marked)
-    }
-
-    fn mark(&mut self, marked: bool) -> Result<(), VmError> {
-        self.set_mark(marked)
-    }
-
-    fn migrate(&mut self, destination: &str, post_copy: bool) -> Result<(), VmError> {
-        self.depart(destination, post_copy)
-    }
-
-    fn progress(&mut self) -> Result<MigrationProgress, VmError> {
-        self.departure_progress()
-    }
-
-    fn cancel(&mut self) -> Result<(), VmError> {
-        self.cancel_departure()
-    }
-
-    fn start_post_copy(&mut self) -> Result<(), VmError> {
-        self.domain.start_post_copy(XML).map_err(|cause| self.failed(cause))
-    }
-
-    fn is_leaving(&self) -> bool {
-        self.departure.as_ref().is_some_and(|departure| departure.may_have_left())
-    }
-
-    fn has_left(&mut self) -> bool {
-        self.has_departed()
     }
 }
 

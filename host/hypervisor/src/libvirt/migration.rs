@@ -8,7 +8,7 @@ use super::{
     connection::{LibvirtConnection, SHORT, XML},
     departure::Departure,
 };
-use crate::{VmConnection, VmError, VmEvent};
+use crate::{Migrates, VmConnection, VmError, VmEvent};
 use std::time::{Duration, Instant};
 use vnuma_libvirt::{Ended, MARK_ELEMENT, MARK_NAMESPACE, PREFIX, xml_for_elsewhere};
 use vnuma_model::{Destinations, MigrationProgress, MigrationStatus};
@@ -30,7 +30,23 @@ pub(super) const DESTINATIONS: Destinations = Destinations {
 };
 
 impl LibvirtConnection {
-    pub(super) fn set_mark(&self, marked: bool) -> Result<(), VmError> {
+    /// What the domain is to run by at its destination, if not by what it runs by here.
+    fn xml_for_elsewhere(&self) -> Result<Option<String>, VmError> {
+        if self.xml()?.own_pins.is_empty() {
+            return Ok(None);
+        }
+        let text = self.domain.migratable_xml(XML).map_err(|cause| self.failed(cause))?;
+        let edited = xml_for_elsewhere(&self.domain_name, &text);
+        edited.map_err(|cause| VmError::Libvirt { vm: self.name.clone(), reason: cause.to_string() })
+    }
+}
+
+impl Migrates for LibvirtConnection {
+    fn is_marked(&mut self) -> Result<bool, VmError> {
+        Ok(self.xml()?.marked)
+    }
+
+    fn mark(&mut self, marked: bool) -> Result<(), VmError> {
         if self.xml()?.marked == marked {
             return Ok(());
         }
@@ -39,7 +55,7 @@ impl LibvirtConnection {
         set.map_err(|cause| self.failed(cause))
     }
 
-    pub(super) fn depart(&mut self, destination: &str, post_copy: bool) -> Result<(), VmError> {
+    fn migrate(&mut self, destination: &str, post_copy: bool) -> Result<(), VmError> {
         if self.departure.as_ref().is_some_and(Departure::is_under_way) {
             let reason = "a migration of it is under way".to_owned();
             return Err(VmError::Libvirt { vm: self.name.clone(), reason });
@@ -52,17 +68,7 @@ impl LibvirtConnection {
         Ok(())
     }
 
-    /// What the domain is to run by at its destination, if not by what it runs by here.
-    fn xml_for_elsewhere(&self) -> Result<Option<String>, VmError> {
-        if self.xml()?.own_pins.is_empty() {
-            return Ok(None);
-        }
-        let text = self.domain.migratable_xml(XML).map_err(|cause| self.failed(cause))?;
-        let edited = xml_for_elsewhere(&self.domain_name, &text);
-        edited.map_err(|cause| VmError::Libvirt { vm: self.name.clone(), reason: cause.to_string() })
-    }
-
-    pub(super) fn departure_progress(&mut self) -> Result<MigrationProgress, VmError> {
+    fn progress(&mut self) -> Result<MigrationProgress, VmError> {
         let now = match self.departure.as_ref().map(|departure| departure.migrating.ended()) {
             // libvirt may say nothing of the domain any more.
             Some(Some(_)) => MigrationProgress::default(),
@@ -94,7 +100,7 @@ impl LibvirtConnection {
         Ok(MigrationProgress { status, problem, ..progress })
     }
 
-    pub(super) fn cancel_departure(&mut self) -> Result<(), VmError> {
+    fn cancel(&mut self) -> Result<(), VmError> {
         if self.departure.as_ref().is_some_and(|departure| !departure.is_under_way()) {
             return Ok(());
         }
@@ -105,7 +111,15 @@ impl LibvirtConnection {
         Ok(())
     }
 
-    pub(super) fn has_departed(&mut self) -> bool {
+    fn start_post_copy(&mut self) -> Result<(), VmError> {
+        self.domain.start_post_copy(XML).map_err(|cause| self.failed(cause))
+    }
+
+    fn is_leaving(&self) -> bool {
+        self.departure.as_ref().is_some_and(Departure::may_have_left)
+    }
+
+    fn has_left(&mut self) -> bool {
         let under_way = self.departure.as_ref().is_some_and(Departure::is_under_way);
         let until = Instant::now() + if under_way { OUTCOME_LIMIT } else { LEFT_LIMIT };
         loop {
