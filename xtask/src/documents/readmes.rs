@@ -60,7 +60,10 @@ fn files_wrong(readme: &str, cells: &[String], files: &BTreeSet<String>) -> Vec<
         .filter(|path| !is_there(path))
         .map(|path| format!("{readme} lists {path}, which is not there"))
         .collect();
+    // What is elsewhere is another list's.
+    let own = readme.trim_end_matches("README.md");
     let folders: BTreeSet<&str> = listed.iter().filter_map(|path| Some(path.rsplit_once('/')?.0)).collect();
+    let folders = folders.into_iter().filter(|folder| format!("{folder}/").starts_with(own));
     for folder in folders {
         let entries: BTreeSet<&str> = files
             .iter()
@@ -93,6 +96,29 @@ fn parts_wrong(readme: &str, cells: &[String], code: &[File]) -> Vec<String> {
     unknown.map(|name| format!("{readme} names `{name}`, which is not in the code")).collect()
 }
 
+/// What the crate of a README offers to others, by the lines of its root: a public module, or what is public of one. Errors explain
+/// themselves.
+fn offers<'a>(readme: &str, code: &'a [File]) -> Vec<BTreeSet<&'a str>> {
+    let root = readme.replace("README.md", "src/lib.rs");
+    let Some(root) = code.iter().find(|file| file.path == root) else { return Vec::new() };
+    let tokens: Vec<&str> = root.tokens.iter().map(|token| token.text.as_str()).collect();
+    let begins = tokens.windows(2).enumerate().filter(|(_, pair)| matches!(pair, ["pub", "use" | "mod"]));
+    let offer = |(at, _): (usize, &[&'a str])| -> BTreeSet<&'a str> {
+        let end = at + tokens[at..].iter().position(|token| *token == ";").unwrap_or_default();
+        let names = (at + 2..end).filter(|at| tokens[at + 1] != "::").map(|at| tokens[at]);
+        names.filter(|name| name.starts_with(char::is_alphabetic) && !name.ends_with("Error")).collect()
+    };
+    begins.map(offer).filter(|offer| !offer.is_empty()).collect()
+}
+
+/// What the crate offers and its tables lack.
+fn offers_wrong(readme: &str, cells: &[String], code: &[File]) -> Vec<String> {
+    let listed: BTreeSet<&str> =
+        cells.iter().flat_map(|cell| names(cell)).flat_map(|name| name.split("::")).collect();
+    let missing = offers(readme, code).into_iter().filter(|offer| offer.is_disjoint(&listed));
+    missing.map(|offer| format!("{readme} names nothing of {offer:?}")).collect()
+}
+
 /// Names of the threads that code starts.
 fn threads(code: &[File]) -> BTreeSet<String> {
     let starts = |file: &File| -> Vec<String> {
@@ -115,16 +141,22 @@ fn threads_wrong(readme: &str, cells: &[String], code: &[File]) -> Vec<String> {
 
 /// What is wrong with the lists of a README. `code` is that of its folder, without tests.
 fn lists_wrong(readme: &str, text: &str, files: &BTreeSet<String>, code: &[File]) -> Vec<String> {
-    let mut wrong = Vec::new();
+    let (mut wrong, mut parts) = (Vec::new(), Vec::new());
     for (heading, cells) in tables(text) {
         // The row of dashes.
         let cells = &cells[1.min(cells.len())..];
         wrong.extend(match heading.as_str() {
             "file" | "folder" | "folder or file" => files_wrong(readme, cells, files),
-            "part" | "module" | "type" => parts_wrong(readme, cells, code),
+            "part" | "module" | "type" => {
+                parts.extend_from_slice(cells);
+                parts_wrong(readme, cells, code)
+            }
             "thread" => threads_wrong(readme, cells, code),
             _ => Vec::new(),
         });
+    }
+    if !parts.is_empty() {
+        wrong.extend(offers_wrong(readme, &parts, code));
     }
     wrong
 }
@@ -150,7 +182,7 @@ fn lists_that_lack_or_invent_something_are_found() {
     let paths =
         ["a/src/lib.rs", "a/src/b.rs", "a/src/b/c.rs", "a/src/d/mod.rs", "a/src/b_tests.rs", "a/Cargo.toml"];
     let files: BTreeSet<String> = paths.into_iter().map(str::to_owned).collect();
-    let code = "pub struct Known;\nfn f() { workers.start(\"one\", g); spawn_worker(\"two\", g) }\n\
+    let code = "pub use e::AnError;\npub use d::{Known, Other};\npub struct Known;\nfn f() { workers.start(\"one\", g); spawn_worker(\"two\", g) }\n\
                 #[cfg(test)]\nmod tests { fn f() { spawn_worker(\"three\", g) } struct Unknown; }";
     let code = [File::new("a/src/lib.rs".to_owned(), code)];
     let check = |text: &str| lists_wrong("a/README.md", text, &files, &code).len();
@@ -161,6 +193,12 @@ fn lists_that_lack_or_invent_something_are_found() {
     let parts = "| part | purpose |\n|---|---|\n| `Known` | |\n| `Known::f`, `--flag` | |\n";
     assert_eq!(check(parts), 0);
     assert_eq!(check(&parts.replace("| `Known` |", "| `Unknown` |")), 1);
+    let offered = "| part | purpose |\n|---|---|\n| `f` | |\n";
+    assert_eq!(
+        (check(offered), check(&offered.replace("`f`", "`Other`"))),
+        (1, 0),
+        "nothing of what d has is named"
+    );
     let threads = "| thread | what delays it |\n|---|---|\n| one | |\n| two | |\n| a worker of each VM | |\n";
     assert_eq!(check(threads), 0);
     assert_eq!(check(&threads.replace("| two | |\n", "")), 1);
