@@ -4,7 +4,7 @@
 use super::{
     inbox::Inbox,
     locator::Reader,
-    masks::{Kept, Masks, still},
+    mask_records::{Kept, Masks, still},
     pin_orders::{NOT_CONNECTED, PinOrder, PolicyPins},
     scheduler::{Look, Places, Thread},
     vm_worker::VmWorker,

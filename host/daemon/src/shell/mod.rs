@@ -32,7 +32,7 @@ mod groups;
 mod hotness;
 pub(crate) mod inbox;
 mod locator;
-mod masks;
+mod mask_records;
 mod observation_streams;
 mod observer;
 mod others;
@@ -54,7 +54,7 @@ mod vm_worker;
 mod watchers;
 
 pub use channel_records::parse_record;
-pub use masks::{MaskRecord, parse_masks};
+pub use mask_records::{MaskRecord, parse_masks};
 
 use crate::{
     config::Config,

@@ -9,7 +9,7 @@
 //!
 //! Threads that their operator keeps elsewhere, and those with a real-time class, stay where they are.
 
-use super::masks::{Kept, Masks, has, still};
+use super::mask_records::{Kept, Masks, has, still};
 use crate::core::event::{Followed, MaskOrder};
 use std::{
     os::fd::{AsFd, OwnedFd},

@@ -16,7 +16,7 @@ const SECOND_NS: u64 = 1_000_000_000;
 
 /// What is known of where a VM's memory is.
 #[derive(Clone, Debug, Default)]
-pub struct Homing {
+pub struct KnownMemory {
     /// When what is displaced comes home.
     pub policy: MemoryPolicy,
     /// Decisions from before this time do not count any more: since then the VM has another policy, or a guest node another home.
@@ -41,7 +41,7 @@ pub struct Homing {
     pub sizes: BTreeMap<GuestNodeId, NodeSizing>,
 }
 
-impl Homing {
+impl KnownMemory {
     /// Of a VM that was just found.
     pub(super) fn new(now_ns: u64) -> Self {
         Self { since_ns: now_ns, ..Self::default() }

@@ -18,7 +18,7 @@ mod unplug;
 pub use crate::plan::{Move, Mover, RehomeWish};
 pub use crate::task::{Task, TaskId};
 pub use channel::{ChannelEvent, ChannelState, Replug};
-pub use homing::{Homing, Obstacle};
+pub use homing::{KnownMemory, Obstacle};
 pub use link::{FIRST_RETRY_NS, Link, LinkEvent};
 pub use masks::{Confine, Confining, LastStep, Mechanism, PolicyMask, VcpuMask};
 pub use memory::{LastMemoryMove, MemoryMoved, MemoryMoves};
@@ -151,7 +151,7 @@ pub struct Vm {
     /// How its vCPUs are scheduled.
     pub scheduling: VmScheduling,
     /// Where its memory is, and what becomes of it when it is displaced.
-    pub homing: Homing,
+    pub homing: KnownMemory,
     /// What was published.
     pub stats: PublicationStats,
     /// When it was found.
@@ -197,7 +197,7 @@ impl Vm {
             replug: Task::default(),
             waits_until_ns: None,
             scheduling: VmScheduling::default(),
-            homing: Homing::new(now_ns),
+            homing: KnownMemory::new(now_ns),
             stats: PublicationStats::default(),
             found_ns: now_ns,
             described_ns: now_ns,
