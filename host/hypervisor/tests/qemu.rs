@@ -9,7 +9,7 @@ use nix::sys::{
 };
 use std::{
     fs,
-    io::{BufRead, BufReader, IoSlice, Write},
+    io::{IoSlice, Write},
     os::{
         fd::{AsFd, AsRawFd},
         unix::net::UnixStream,
@@ -22,6 +22,7 @@ use std::{
 };
 use tempfile::TempDir;
 use vnuma_hypervisor::{Plug, QmpBackend, VmBackend, VmConnection, VmError, VmEvent};
+use vnuma_lab_qmp::Qmp;
 use vnuma_model::{MemoryDevice, MigrationProgress, MigrationStatus, RunState, VmDescription, VmHandle};
 
 /// No step takes this long, on no machine.
@@ -90,18 +91,11 @@ impl Qemu {
     fn signal(&self, signal: Signal) {
         kill(nix::unistd::Pid::from_raw(self.pid()), signal).unwrap();
     }
-    /// Gives a command over the second monitor; its answer as QEMU wrote it.
+    /// Gives a command over the second monitor; its answer, or why it was refused.
     fn control(&self, command: &str) -> String {
-        let stream = UnixStream::connect(self.path("ctl")).unwrap();
-        stream.set_read_timeout(Some(HANG)).unwrap();
-        let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
-        lines.next().unwrap().unwrap();
-        let mut answer = String::new();
-        for command in [r#"{"execute": "qmp_capabilities"}"#, command] {
-            (&stream).write_all(format!("{command}\n").as_bytes()).unwrap();
-            answer = lines.by_ref().map(Result::unwrap).find(|line| !line.contains("\"event\"")).unwrap();
-        }
-        answer
+        let mut monitor = Qmp::connect_within(&self.path("ctl"), HANG).unwrap();
+        let answer = monitor.execute(&serde_json::from_str(command).unwrap());
+        answer.map_or_else(|error| format!("{error:#}"), |answer| format!("return: {answer}"))
     }
     fn has_chardev(&self) -> bool {
         self.control(r#"{"execute": "query-chardev"}"#).contains("vnuma-channel")
@@ -332,7 +326,7 @@ fn an_attach_that_a_crash_left_half_way_is_no_obstacle() {
         r#"{{"execute": "chardev-add", "arguments": {{"id": "vnuma-channel", "backend": {{"type": "socket",
         "data": {{"addr": {{"type": "unix", "data": {{"path": "{}"}}}}, "server": false}}}}}}}}"#,
         listener.display()
-    ).replace('\n', " "));
+    ));
     assert!(added.contains("return"), "{added}");
     let (_ours, theirs) = server();
     qemu.connect().attach_channel(theirs).unwrap();
@@ -368,7 +362,7 @@ fn events_arrive_and_the_end_is_one() {
     wait_for(&mut *vm, &VmEvent::Stopped);
     let plugged = r#"{"execute": "device_add", "arguments": {"driver": "qemu64-x86_64-cpu", "id": "c",
         "socket-id": 2, "core-id": 0, "thread-id": 0}}"#;
-    let answer = qemu.control(&plugged.replace('\n', " "));
+    let answer = qemu.control(plugged);
     assert!(answer.contains("return"), "{answer}");
     let vcpus = vm.describe().unwrap().vcpus;
     assert_eq!(vcpus.iter().map(|vcpu| vcpu.apic_id).collect::<Vec<_>>(), [0, 1, 2]);

@@ -2,13 +2,13 @@
 
 use super::*;
 use std::{
-    io::{BufRead, BufReader, Write},
-    os::unix::net::{UnixListener, UnixStream},
+    os::unix::net::UnixListener,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
 };
+use vnuma_lab_qmp::Qmp;
 
 /// QEMU's main loop, asked all the time. As long as it does not answer the guest stands still, or would if it were up.
 struct Pulse {
@@ -18,23 +18,15 @@ struct Pulse {
 
 impl Pulse {
     fn of(socket: &Path) -> Self {
-        let stream = UnixStream::connect(socket).unwrap();
-        stream.set_read_timeout(Some(HANG)).unwrap();
+        let mut monitor = Qmp::connect_within(socket, HANG).unwrap();
         let ends = Arc::new(AtomicBool::new(false));
         let told = Arc::clone(&ends);
-        let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
-        let mut ask = move |command: &str| {
-            let began = Instant::now();
-            writeln!(&stream, "{{\"execute\": \"{command}\"}}").unwrap();
-            let mut answers = lines.by_ref().map(|line| line.expect("QEMU answers"));
-            assert!(answers.any(|line| line.contains("\"return\"")), "QEMU has hung up");
-            began.elapsed()
-        };
         let thread = thread::spawn(move || {
-            ask("qmp_capabilities");
             let mut longest = Duration::ZERO;
             while !told.load(Ordering::Acquire) {
-                longest = longest.max(ask("query-status"));
+                let began = Instant::now();
+                monitor.run("query-status").expect("QEMU answers");
+                longest = longest.max(began.elapsed());
                 thread::sleep(Duration::from_micros(200));
             }
             longest
