@@ -127,7 +127,7 @@ impl Run {
         let Options { commit, configuration, part: Part { cells, minutes }, .. } = &self.options;
         let numbers = [("--cells", cells.map(|cells| cells as u64)), ("--minutes", *minutes)];
         let numbers = numbers.into_iter().filter_map(|(name, number)| Some((name, number?.to_string())));
-        [("--commit", commit.clone()), ("--configuration", configuration.clone())]
+        [("--commit", commit.clone()), ("--configuration-hash", configuration.clone())]
             .into_iter()
             .chain([("--store", store.display().to_string())])
             .chain(numbers)

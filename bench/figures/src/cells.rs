@@ -23,7 +23,7 @@ pub struct Options {
     #[arg(long, default_value = "")]
     pub commit: String,
     /// What decides the figures: a hash of programs, kernels and all else
-    #[arg(long, default_value = "")]
+    #[arg(id = "configuration-hash", long, default_value = "")]
     pub configuration: String,
     /// Cells that were measured before. Those of this configuration are not measured again
     #[arg(long, value_name = "FILE")]

@@ -33,6 +33,6 @@ fn a_run_that_was_cut_off_goes_on_with_its_configuration_only() {
     assert_eq!(run(&["--commit", "one", "--cells", "3"]), (3, json!({"one": 3})));
     assert_eq!(run(&["--commit", "two"]), (12, json!({"one": 3, "two": 9})));
     assert_eq!(run(&["--commit", "three"]), (12, json!({"one": 3, "two": 9})));
-    let other = ["--commit", "three", "--configuration", "other"];
+    let other = ["--commit", "three", "--configuration-hash", "other"];
     assert_eq!(run(&other), (12, json!({"three": 12})));
 }

@@ -72,7 +72,7 @@ impl Arguments {
     /// Who names causes or policies wants nothing else.
     fn sizes(&self) -> Vec<(SizeCause, Means)> {
         if self.form.smoke {
-            return vec![(SizeCause::Grow, Means::Balloon)];
+            return vec![(SizeCause::Shrink, Means::Balloon)];
         }
         let is_wanted = |one: &SizeCause| match self.size.is_empty() {
             true => self.cause.is_empty() && self.policy.is_empty(),

@@ -45,3 +45,14 @@ fn main() -> ExitCode {
         Command::Neighbour(arguments) => server::neighbour(&arguments),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_arguments_do_not_contradict_each_other() {
+        Command::command().debug_assert();
+    }
+}

@@ -36,3 +36,14 @@ fn main() -> ExitCode {
         Command::Guest(arguments) => guest::run(&arguments),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_arguments_do_not_contradict_each_other() {
+        Command::command().debug_assert();
+    }
+}

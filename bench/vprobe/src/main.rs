@@ -42,3 +42,14 @@ fn main() -> ExitCode {
         Command::Load(arguments) => load::run(&arguments),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_arguments_do_not_contradict_each_other() {
+        Command::command().debug_assert();
+    }
+}

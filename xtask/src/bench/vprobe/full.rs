@@ -92,7 +92,7 @@ impl<'a> Bench<'a> {
         let argv = ["bench-vprobe", "measure", "--list", CELLS, "--commit", commit];
         let minutes = left.map(|left| left.as_secs().div_ceil(60).to_string());
         let argv = argv.map(str::to_owned).into_iter();
-        let argv = argv.chain(each("--configuration", std::slice::from_ref(configuration)));
+        let argv = argv.chain(each("--configuration-hash", std::slice::from_ref(configuration)));
         let argv = argv.chain(each("--minutes", minutes.as_slice())).collect();
         run_on(&lab, argv, lab::Input::Null, &mut go_on(self.run.store())?, LONGEST)
     }
