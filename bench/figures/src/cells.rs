@@ -175,8 +175,10 @@ pub struct Cells {
     end: Option<Instant>,
     /// Those for which there is no time now.
     missing: usize,
-    failed: Vec<String>,
-    retried: usize,
+    /// Those that did not come about.
+    pub failed: Vec<String>,
+    /// How many were tried once more.
+    pub retried: usize,
     /// How many cells each commit has measured.
     pub measured_by: BTreeMap<String, usize>,
 }
@@ -281,16 +283,6 @@ impl Cells {
             .write_all(format!("{line}\n").as_bytes())
             .and_then(|()| self.out.flush())
             .context("storing a cell")
-    }
-
-    /// How many were tried once more.
-    pub fn retried(&self) -> usize {
-        self.retried
-    }
-
-    /// Those that did not come about.
-    pub fn failed(&self) -> &[String] {
-        &self.failed
     }
 
     /// An error if a cell did not come about.

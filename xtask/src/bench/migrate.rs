@@ -61,7 +61,7 @@ pub fn run(common: &Common) -> Result<()> {
         "rounds": rounds,
         "rows": rows,
         "goals": if form.smoke { &[] } else { &goals[..] },
-        "failed": cells.failed(),
+        "failed": cells.failed,
     });
     let judged = run.results.end(&report, &table(COLUMNS, &rows), &goals);
     cells.end().and(judged)

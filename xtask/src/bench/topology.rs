@@ -165,7 +165,7 @@ pub fn run(Arguments { common, kernel }: &Arguments) -> Result<()> {
     if whole {
         parts.others()?;
     }
-    parts.insert("retried", parts.cells.retried());
+    parts.insert("retried", parts.cells.retried);
     parts.insert("measured_by", json!(parts.cells.measured_by));
     let Parts { cells, report, .. } = parts;
     let report = Value::Object(report);
