@@ -3,8 +3,8 @@
 //! ```text
 //!   World ──▶ decide(&World, &Policies, &mut Memories, now) ──▶ Plan: publish, move, confine, replug, each with its reason
 //!     ▲         each policy proposes, conflicts are settled     and the Memories for the next decision
+//!     │         Settler: is a difference worth publishing yet
 //!     │ VmPlacement   per VM: homes(), distances(), choose_node()    what is true now
-//!     │   Settler                                                    is it worth publishing yet
 //!     │   AckedTopology                                              what the guest uses
 //!     │ Link, ChannelState                                           what can be asked, what is in flight
 //!   whoever observes
@@ -44,6 +44,6 @@ pub use home::{Homes, backings, displaced_bytes, distances, homes, resident_kib}
 pub use plan::{Action, Plan, Ranks, Reason, Step};
 pub use policies::{Memories, Propose, decide};
 pub use settings::Policies;
-pub use settle::{Due, PublishReason, SettlePolicy, Settler, Suppressed};
+pub use settle::{Batch, PublishReason, SettlePolicy, Settler, Suppressed};
 pub use vm::{Observation, Publication, VcpuStatus, VmPlacement};
 pub use world::World;

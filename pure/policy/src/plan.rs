@@ -1,13 +1,13 @@
 //! What is to be done, and why.
 
-use crate::PublishReason;
 use crate::memory_move::MoveMemory;
 use crate::migration::Order;
 use crate::rehome::Rehome;
 use crate::rehome_policy::RehomeWhy;
 use crate::sizing::Resize;
 use crate::task::TaskId;
-use crate::world::{Confine, Replug, UnplugStep};
+use crate::world::{Confine, Replug};
+use crate::{Batch, PublishReason};
 use vnuma_model::{ApicId, GuestNodeId, HostNodeId, RequestId, Steal, VmId};
 
 /// Why something is done.
@@ -89,14 +89,14 @@ pub struct RehomeWish {
 /// One thing to do.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
-    /// Publish what is true under this generation.
-    Publish(u64, PublishReason),
+    /// Publish what is true under this generation, with these new nodes of vCPUs.
+    Publish(u64, Batch, PublishReason),
     /// Put a vCPU on a host node.
     Move(Move, Reason),
     /// Plug a vCPU anew on another guest node.
     Replug(Replug, Reason),
-    /// Ask the guest again to let go of its channel's device, or give that up.
-    Unplug(UnplugStep, Reason),
+    /// Ask the guest no more for the device that it has kept.
+    GiveUpDetach(Reason),
     /// Confine a vCPU to CPUs that a policy has chosen, or give it its operator's mask again. It has its reason with it.
     Confine(Confine),
     /// Keep the threads of a VM that run no vCPU on the nodes that a policy has confined its vCPUs to, or give them their

@@ -99,10 +99,16 @@ pub struct Rehome {
     pub problem: Option<String>,
     /// A move of its memory has ended, and its pages were not looked at since.
     unseen: bool,
-    /// The most memory that was on the new home so far, bytes.
-    most: Option<u64>,
     /// The last move that has ended: the memory (by its first address), the node that it left, and why it ended early.
     tried: Option<(u64, HostNodeId, Option<String>)>,
+}
+
+/// What moves of a re-home have brought so far.
+#[derive(Clone, Debug, Default)]
+pub struct Efforts {
+    /// The most memory that was on the new home, bytes.
+    most: Option<u64>,
+    /// How many moves in a row have brought nothing there.
     fruitless: u32,
     /// Memory (by its first address) and node: what is left there stays.
     given_up: BTreeSet<(u64, HostNodeId)>,
@@ -120,10 +126,7 @@ impl Rehome {
             why: None,
             problem: None,
             unseen: false,
-            most: None,
             tried: None,
-            fruitless: 0,
-            given_up: BTreeSet::new(),
         }
     }
 
@@ -157,16 +160,16 @@ impl Rehome {
     }
 
     /// Compares what is on the new home with the most so far. The sum counts, not what was moved: others may move pages back.
-    fn weigh(&mut self, view: &RehomeView) {
+    fn weigh(&mut self, view: &RehomeView, efforts: &mut Efforts) {
         let its = view.parts.iter().filter(|part| part.node == self.to);
         let there = its.fold(0_u64, |sum, part| sum.saturating_add(part.bytes));
-        let grown = there > *self.most.get_or_insert(there);
+        let grown = there > *efforts.most.get_or_insert(there);
         let Some((start, from, problem)) = self.tried.take() else { return };
-        self.most = self.most.max(Some(there));
-        self.fruitless = if grown { 0 } else { self.fruitless + 1 };
-        if self.fruitless >= FRUITLESS {
-            self.given_up.insert((start, from));
-            self.fruitless = 0;
+        efforts.most = efforts.most.max(Some(there));
+        efforts.fruitless = if grown { 0 } else { efforts.fruitless + 1 };
+        if efforts.fruitless >= FRUITLESS {
+            efforts.given_up.insert((start, from));
+            efforts.fruitless = 0;
             let stays = "pages of it are held, or shared with other processes".to_owned();
             self.problem = Some(format!("not all of it leaves node {from}: {}", problem.unwrap_or(stays)));
         }
@@ -182,11 +185,11 @@ impl Rehome {
     }
 
     /// What is to be done next.
-    pub fn next(&mut self, view: &RehomeView) -> RehomeStep {
+    pub fn next(&mut self, view: &RehomeView, efforts: &mut Efforts) -> RehomeStep {
         if self.phase == RehomePhase::Memory && !self.unseen && !view.moving {
-            self.weigh(view);
+            self.weigh(view, efforts);
             let may = |part: &&Part| {
-                let tried = self.given_up.contains(&(part.start, part.node));
+                let tried = efforts.given_up.contains(&(part.start, part.node));
                 part.node != self.to && part.bytes >= PAGE && !tried
             };
             // The largest part first.

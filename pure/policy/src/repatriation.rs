@@ -57,6 +57,13 @@ pub struct MemorySettings {
     pub hotness: bool,
 }
 
+impl MemorySettings {
+    /// How long to wait after something that took so much CPU time.
+    pub(crate) fn rest_ns(&self, cost_ns: u64) -> u64 {
+        cost_ns.saturating_mul(1000) / self.cost_permille.max(1)
+    }
+}
+
 impl Default for MemorySettings {
     fn default() -> Self {
         Self {

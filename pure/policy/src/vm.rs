@@ -3,8 +3,7 @@
 use crate::acked::{AckedTopology, Update};
 use crate::devices::{DeviceStatus, Devices};
 use crate::{
-    Due, Homes, NodeAssignment, PublishReason, SettlePolicy, Settler, Suppressed, assignment::state_of,
-    choose_node, distances, homes,
+    Batch, Homes, NodeAssignment, PublishReason, assignment::state_of, choose_node, distances, homes,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use vnuma_model::{
@@ -70,12 +69,23 @@ pub struct VmPlacement {
     homes: Homes,
     distances: DistanceMatrix,
     vcpus: BTreeMap<ApicId, Vcpu>,
-    settler: Settler,
     acked: AckedTopology<ApicId>,
     devices: Devices,
-    publishing: bool,
-    /// Nothing was published since the VM has a channel, which it has since this time.
-    first_since_ns: Option<u64>,
+    /// Since when the VM has a channel, if it has one.
+    pub(crate) channel_since_ns: Option<u64>,
+    /// Nothing was published since the VM has its channel.
+    first: bool,
+    /// Something besides nodes of vCPUs (distances, the vCPUs that there are) is not published yet, since this time.
+    pub(crate) news: Option<(u64, PublishReason)>,
+}
+
+/// What a guest was told of a vCPU, and what is true of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Told {
+    /// Its node, by what was published last.
+    pub(crate) published: GuestNodeId,
+    /// Its node now, and since when and by whom it is there; if that can be said.
+    pub(crate) now: Option<(GuestNodeId, Observation)>,
 }
 
 impl VmPlacement {
@@ -86,11 +96,11 @@ impl VmPlacement {
             homes: Homes::new(),
             distances: DistanceMatrix::default(),
             vcpus: BTreeMap::new(),
-            settler: Settler::default(),
             acked: AckedTopology::default(),
             devices: Devices::default(),
-            publishing: false,
-            first_since_ns: None,
+            channel_since_ns: None,
+            first: false,
+            news: None,
         };
         placement.describe(host, vm, 0);
         placement
@@ -120,11 +130,10 @@ impl VmPlacement {
             self.vcpus.insert(vcpu.apic_id, state);
         }
         let present: BTreeSet<_> = vm.vcpus.iter().map(|vcpu| vcpu.apic_id).collect();
-        let (settler, acked) = (&mut self.settler, &mut self.acked);
+        let acked = &mut self.acked;
         self.vcpus.retain(|id, _| {
             let stays = present.contains(id);
             if !stays {
-                settler.forget(*id);
                 acked.forget(*id);
                 changed = true;
             }
@@ -145,8 +154,8 @@ impl VmPlacement {
         let devices_changed = self.devices.reassess(host, &self.homes);
         let changed = distances != self.distances || vcpus_changed || devices_changed;
         self.distances = distances;
-        if changed && self.publishing {
-            self.settler.publish_at_once(PublishReason::Described, now_ns);
+        if changed {
+            self.note_news(PublishReason::Described, now_ns);
         }
         let observed: Vec<_> = self.vcpus.iter().filter_map(|(id, v)| Some((*id, v.observed?))).collect();
         for (vcpu, observation) in observed {
@@ -169,42 +178,28 @@ impl VmPlacement {
         vcpu.looked_at = true;
         let Some(now) = observation else {
             vcpu.target = None;
-            self.settler.suspend(apic_id);
             return None;
         };
         vcpu.target = choose_node(host, &self.homes, now.node, Some(vcpu.published), vcpu.boot);
-        match vcpu.target {
-            Some(target) if self.publishing => {
-                // Nothing was published yet, so that this is no drift.
-                let (deliberate, time_ns) =
-                    self.first_since_ns.map_or((now.deliberate, now.time_ns), |since_ns| (true, since_ns));
-                self.settler.observe(apic_id, vcpu.published, target, deliberate, time_ns);
-            }
-            _ => self.settler.suspend(apic_id),
-        }
         before.map(|before| before.node).filter(|&node| node != now.node)
     }
 
-    /// The VM has a channel from now on: all that is true is to be published at once. It waits until all vCPUs were looked
-    /// at, but no longer than drift has to last: a VM whose channel is taken over may have been found just before, and
-    /// would be told the nodes that it booted with.
-    pub fn start_publishing(&mut self, now_ns: u64) {
-        self.publishing = true;
-        self.first_since_ns = Some(now_ns);
-        self.settler.clear();
-        self.settler.publish_at_once(PublishReason::Attached, now_ns);
-        for (&apic_id, vcpu) in &mut self.vcpus {
-            if let (Some(target), Some(_)) = (vcpu.target, vcpu.observed) {
-                self.settler.observe(apic_id, vcpu.published, target, true, now_ns);
-            }
+    /// Notes that more than nodes of vCPUs is to be published, if there is a channel.
+    fn note_news(&mut self, reason: PublishReason, now_ns: u64) {
+        if self.channel_since_ns.is_some() {
+            self.news.get_or_insert((now_ns, reason));
         }
+    }
+
+    /// The VM has a channel from now on: all that is true is to be published at once.
+    pub fn start_publishing(&mut self, now_ns: u64) {
+        (self.channel_since_ns, self.first) = (Some(now_ns), true);
+        self.news = Some((now_ns, PublishReason::Attached));
     }
 
     /// The channel is gone. The guest keeps what it took over.
     pub fn stop_publishing(&mut self) {
-        self.publishing = false;
-        self.first_since_ns = None;
-        self.settler.clear();
+        (self.channel_since_ns, self.first, self.news) = (None, false, None);
         self.acked.stop_waiting();
         self.devices.stop_publishing();
     }
@@ -227,36 +222,47 @@ impl VmPlacement {
                 self.acked.boot(id, node);
             }
         }
-        if self.publishing {
-            self.settler.publish_at_once(PublishReason::Rebooted, now_ns);
-        }
+        self.note_news(PublishReason::Rebooted, now_ns);
     }
 
-    /// Is a publication due?
-    pub fn due(&self, policy: &SettlePolicy, now_ns: u64) -> Due {
-        let waits = self.first_waits_until_ns(policy).is_some_and(|until_ns| now_ns < until_ns);
-        if self.publishing && !waits { self.settler.due(policy, now_ns) } else { Due::Nothing }
+    /// Does the VM have this vCPU?
+    pub(crate) fn has(&self, apic_id: ApicId) -> bool {
+        self.vcpus.contains_key(&apic_id)
     }
 
-    /// How long the first publication waits at most for vCPUs that nobody has looked at.
-    fn first_waits_until_ns(&self, policy: &SettlePolicy) -> Option<u64> {
-        let since_ns = self.first_since_ns?;
-        let waits = self.vcpus.values().any(|vcpu| !vcpu.looked_at);
-        waits.then(|| since_ns.saturating_add(policy.dwell_ns))
+    /// Nothing was published since the VM has its channel, and these vCPUs were not looked at: the guest would be told the nodes that
+    /// it booted with.
+    pub(crate) fn waits_for_first_look(&self) -> bool {
+        self.first && self.vcpus.values().any(|vcpu| !vcpu.looked_at)
     }
 
-    /// A publication is due, and has to wait for the cap.
-    pub fn note_deferred(&mut self) {
-        self.settler.note_deferred();
+    /// What the guest was told of each vCPU. As long as nothing was published no difference is drift.
+    pub(crate) fn told(&self) -> impl Iterator<Item = (ApicId, Told)> {
+        let first_ns = self.channel_since_ns.filter(|_| self.first);
+        self.vcpus.iter().map(move |(id, vcpu)| {
+            let seen = |seen: Observation| match first_ns {
+                Some(time_ns) => Observation { deliberate: true, time_ns, ..seen },
+                None => seen,
+            };
+            let now = vcpu.target.map(|target| target.node).zip(vcpu.observed.map(seen));
+            (*id, Told { published: vcpu.published, now })
+        })
     }
 
-    /// What is to be published under `generation`. It counts as published from now on.
-    pub fn publish(&mut self, policy: &SettlePolicy, generation: u64, now_ns: u64) -> Publication {
-        self.first_since_ns = None;
-        let batch = self.settler.take_due(policy, now_ns);
-        for (id, pending) in &batch.vcpus {
+    /// The guest was told all that is not drift.
+    pub(crate) fn is_published(&self) -> bool {
+        let differs = |(_, told): (_, Told)| {
+            told.now.is_some_and(|(target, seen)| seen.deliberate && target != told.published)
+        };
+        self.news.is_none() && !self.told().any(differs)
+    }
+
+    /// What is to be published under `generation`, with these new nodes of vCPUs. It counts as published from now on.
+    pub fn publish(&mut self, batch: &Batch, generation: u64, now_ns: u64) -> Publication {
+        (self.first, self.news) = (false, None);
+        for (id, node) in &batch.vcpus {
             if let Some(vcpu) = self.vcpus.get_mut(id) {
-                vcpu.published = pending.target.node;
+                vcpu.published = *node;
             }
         }
         let update = Update { generation, changed_ns: batch.changed_ns, published_ns: now_ns };
@@ -278,17 +284,6 @@ impl VmPlacement {
     /// Is an acknowledgement outstanding?
     pub fn is_waiting(&self) -> bool {
         self.acked.is_waiting()
-    }
-
-    /// When [`Self::due`] says something else, if nothing else happens.
-    pub fn next_deadline_ns(&self, policy: &SettlePolicy) -> Option<u64> {
-        let deadline_ns = self.settler.next_deadline_ns(policy).filter(|_| self.publishing)?;
-        Some(deadline_ns.max(self.first_waits_until_ns(policy).unwrap_or(0)))
-    }
-
-    /// What was suppressed since the VM was first seen.
-    pub fn suppressed(&self) -> Suppressed {
-        self.settler.suppressed()
     }
 
     /// Home of each guest node.

@@ -1,5 +1,6 @@
 use super::*;
 use crate::assignment::tests::host;
+use crate::{SettlePolicy, Settler, Suppressed};
 use proptest::prelude::*;
 use vnuma_model::{BackingMapping, GuestNode, MemoryBacking, PciDevice, Vcpu as DescribedVcpu, VmDevice};
 
@@ -45,16 +46,45 @@ fn seen(node: u32, deliberate: bool, ms: u64) -> Option<Observation> {
 const POLICY: SettlePolicy =
     SettlePolicy { dwell_ns: 250 * MS, calm_dwell_ns: 250 * MS, calm_ns: 0, max_per_second: 10 };
 
-/// What is published at `ms`, if something is due.
-fn publish(placement: &mut VmPlacement, generation: u64, ms: u64) -> Option<Publication> {
-    match placement.due(&POLICY, ms * MS) {
-        Due::Now(_) => Some(placement.publish(&POLICY, generation, ms * MS)),
-        _ => None,
+/// A VM, and what is remembered of its publications.
+struct Published {
+    vm: VmPlacement,
+    settler: Settler,
+}
+
+impl Published {
+    fn new(host: &HostTopology, vm: &VmDescription) -> Self {
+        Self { vm: VmPlacement::new(host, vm), settler: Settler::default() }
+    }
+
+    /// When something is published next.
+    fn next_ns(&self) -> Option<u64> {
+        self.settler.clone().next(&POLICY, &self.vm, 0).map(|(due_ns, ..)| due_ns)
     }
 }
 
+impl std::ops::Deref for Published {
+    type Target = VmPlacement;
+
+    fn deref(&self) -> &VmPlacement {
+        &self.vm
+    }
+}
+
+impl std::ops::DerefMut for Published {
+    fn deref_mut(&mut self) -> &mut VmPlacement {
+        &mut self.vm
+    }
+}
+
+/// What is published at `ms`, if something is due.
+fn publish(of: &mut Published, generation: u64, ms: u64) -> Option<Publication> {
+    let (due_ns, batch, _) = of.settler.next(&POLICY, &of.vm, ms * MS)?;
+    (due_ns <= ms * MS).then(|| of.vm.publish(&batch, generation, ms * MS))
+}
+
 /// Attaches, and takes the first publication.
-fn attach(placement: &mut VmPlacement, generation: u64, ms: u64) -> Publication {
+fn attach(placement: &mut Published, generation: u64, ms: u64) -> Publication {
     placement.start_publishing(ms * MS);
     publish(placement, generation, ms).expect("all that is true")
 }
@@ -66,7 +96,7 @@ fn state(placement: &VmPlacement, apic_id: u32) -> VcpuState {
 #[test]
 fn a_vm_without_channel_uses_what_it_booted_with() {
     let host = host(DISTANCES);
-    let mut vm = VmPlacement::new(&host, &vm(&[0, 2], 2));
+    let mut vm = Published::new(&host, &vm(&[0, 2], 2));
     assert_eq!(state(&vm, 0), VcpuState::Unknown);
     vm.observe(&host, 0, seen(0, true, 1));
     assert_eq!(state(&vm, 0), VcpuState::True);
@@ -74,7 +104,7 @@ fn a_vm_without_channel_uses_what_it_booted_with() {
     assert_eq!(state(&vm, 0), VcpuState::Approximate);
     assert_eq!(vm.observe(&host, 0, seen(3, true, 3)), Some(1));
     assert_eq!(state(&vm, 0), VcpuState::Stale);
-    assert_eq!((publish(&mut vm, 1, 9000), vm.next_deadline_ns(&POLICY)), (None, None));
+    assert_eq!((publish(&mut vm, 1, 9000), vm.next_ns()), (None, None));
     vm.observe(&host, 0, None);
     assert_eq!(state(&vm, 0), VcpuState::Unknown);
 }
@@ -82,7 +112,7 @@ fn a_vm_without_channel_uses_what_it_booted_with() {
 #[test]
 fn attaching_tells_everything_and_acknowledging_makes_it_true() {
     let host = host(DISTANCES);
-    let mut vm = VmPlacement::new(&host, &vm(&[0, 2], 2));
+    let mut vm = Published::new(&host, &vm(&[0, 2], 2));
     vm.observe(&host, 0, seen(2, false, 1));
     vm.observe(&host, 2, seen(3, false, 1));
     let publication = attach(&mut vm, 1, 5);
@@ -98,13 +128,13 @@ fn attaching_tells_everything_and_acknowledging_makes_it_true() {
 #[test]
 fn a_pinned_vcpu_is_published_at_once_and_is_stale_until_acknowledged() {
     let host = host(DISTANCES);
-    let mut vm = VmPlacement::new(&host, &vm(&[0, 2], 2));
+    let mut vm = Published::new(&host, &vm(&[0, 2], 2));
     vm.observe(&host, 0, seen(0, true, 1));
     vm.observe(&host, 2, seen(2, true, 1));
     attach(&mut vm, 1, 2);
     vm.acknowledged(1);
     vm.observe(&host, 0, seen(2, true, 50));
-    assert_eq!(vm.next_deadline_ns(&POLICY), Some(50 * MS));
+    assert_eq!(vm.next_ns(), Some(50 * MS));
     let publication = publish(&mut vm, 2, 51).expect("pinned");
     assert_eq!((publication.vcpus[0].1, publication.changed_ns), (1, 50 * MS));
     assert_eq!(state(&vm, 0), VcpuState::Stale);
@@ -113,9 +143,19 @@ fn a_pinned_vcpu_is_published_at_once_and_is_stale_until_acknowledged() {
 }
 
 #[test]
+fn being_nearer_or_further_from_home_alone_is_no_news_for_the_guest() {
+    let host = host(DISTANCES);
+    let mut vm = Published::new(&host, &vm(&[0, 2], 1));
+    vm.observe(&host, 0, seen(1, true, 1));
+    attach(&mut vm, 1, 2);
+    vm.observe(&host, 0, seen(0, true, 3));
+    assert_eq!((publish(&mut vm, 2, 9000), vm.settler.suppressed()), (None, Suppressed::default()));
+}
+
+#[test]
 fn detaching_keeps_what_the_guest_took_over() {
     let host = host(DISTANCES);
-    let mut vm = VmPlacement::new(&host, &vm(&[0, 2], 1));
+    let mut vm = Published::new(&host, &vm(&[0, 2], 1));
     vm.observe(&host, 0, seen(2, true, 1));
     attach(&mut vm, 1, 2);
     vm.acknowledged(1);
@@ -128,7 +168,7 @@ fn detaching_keeps_what_the_guest_took_over() {
 #[test]
 fn vcpus_come_and_go() {
     let host = host(DISTANCES);
-    let mut placement = VmPlacement::new(&host, &vm(&[0, 2], 2));
+    let mut placement = Published::new(&host, &vm(&[0, 2], 2));
     placement.observe(&host, 0, None);
     placement.observe(&host, 2, None);
     attach(&mut placement, 1, 1);
@@ -145,7 +185,7 @@ fn vcpus_come_and_go() {
 #[test]
 fn a_new_home_is_published() {
     let host = host(DISTANCES);
-    let mut placement = VmPlacement::new(&host, &vm(&[0, 2], 1));
+    let mut placement = Published::new(&host, &vm(&[0, 2], 1));
     placement.observe(&host, 0, seen(0, false, 1));
     attach(&mut placement, 1, 1);
     placement.acknowledged(1);
@@ -161,7 +201,7 @@ fn a_new_home_is_published() {
 #[test]
 fn a_new_home_counts_from_when_it_became_one() {
     let host = host(DISTANCES);
-    let mut placement = VmPlacement::new(&host, &vm(&[0, 2], 1));
+    let mut placement = Published::new(&host, &vm(&[0, 2], 1));
     placement.observe(&host, 0, seen(0, false, 1));
     attach(&mut placement, 1, 1);
     placement.describe(&host, &vm(&[2, 0], 1), 5000 * MS);
@@ -172,7 +212,7 @@ fn a_new_home_counts_from_when_it_became_one() {
 #[test]
 fn a_guest_that_reboots_uses_its_boot_nodes_and_is_published_again() {
     let host = host(DISTANCES);
-    let mut placement = VmPlacement::new(&host, &vm(&[0, 2], 1));
+    let mut placement = Published::new(&host, &vm(&[0, 2], 1));
     placement.observe(&host, 0, seen(2, true, 1));
     attach(&mut placement, 1, 2);
     placement.acknowledged(1);
@@ -191,7 +231,7 @@ fn a_guest_that_reboots_uses_its_boot_nodes_and_is_published_again() {
 #[test]
 fn what_a_lost_guest_uses_is_unknown_until_it_acknowledges() {
     let host = host(DISTANCES);
-    let mut placement = VmPlacement::new(&host, &vm(&[0, 2], 1));
+    let mut placement = Published::new(&host, &vm(&[0, 2], 1));
     placement.observe(&host, 0, seen(0, true, 1));
     assert_eq!(state(&placement, 0), VcpuState::True);
     placement.acked_unknown();
@@ -206,7 +246,7 @@ fn what_a_lost_guest_uses_is_unknown_until_it_acknowledges() {
 #[test]
 fn a_uma_vm_has_nothing_to_be_true_about() {
     let host = host(DISTANCES);
-    let mut vm = VmPlacement::new(&host, &vm(&[], 1));
+    let mut vm = Published::new(&host, &vm(&[], 1));
     vm.observe(&host, 0, seen(2, true, 1));
     let status = vm.vcpu(0).expect("plugged");
     assert_eq!((status.state, status.acked_node, status.published_node), (VcpuState::Unknown, None, None));
@@ -215,22 +255,22 @@ fn a_uma_vm_has_nothing_to_be_true_about() {
 #[test]
 fn the_first_publication_waits_until_every_vcpu_was_looked_at() {
     let host = host(DISTANCES);
-    let mut vm = VmPlacement::new(&host, &vm(&[0, 2], 2));
+    let mut vm = Published::new(&host, &vm(&[0, 2], 2));
     vm.start_publishing(10 * MS);
     vm.observe(&host, 0, seen(2, false, 11));
     assert_eq!(publish(&mut vm, 1, 12), None, "the other one would be told where it booted");
-    assert_eq!(vm.next_deadline_ns(&POLICY), Some(260 * MS));
+    assert_eq!(vm.next_ns(), Some(260 * MS));
     vm.observe(&host, 2, seen(0, false, 13));
-    assert_eq!(vm.next_deadline_ns(&POLICY), Some(10 * MS));
+    assert_eq!(vm.next_ns(), Some(10 * MS));
     assert_eq!(publish(&mut vm, 1, 13).expect("all were looked at").vcpus, [(0, 1), (2, 0)]);
     vm.observe(&host, 2, seen(2, false, 14));
-    assert_eq!(vm.next_deadline_ns(&POLICY), Some(264 * MS), "drift again waits for its dwell");
+    assert_eq!(vm.next_ns(), Some(264 * MS), "drift again waits for its dwell");
 }
 
 #[test]
 fn the_first_publication_does_not_wait_for_vcpus_that_nobody_finds() {
     let host = host(DISTANCES);
-    let mut placement = VmPlacement::new(&host, &vm(&[0, 2], 2));
+    let mut placement = Published::new(&host, &vm(&[0, 2], 2));
     placement.start_publishing(10 * MS);
     placement.observe(&host, 0, seen(2, false, 11));
     assert_eq!(publish(&mut placement, 1, 259), None);
@@ -267,7 +307,7 @@ fn with_disk(vm: VmDescription, host: &str, guest: PciAddress) -> VmDescription 
 fn a_device_is_on_the_guest_node_of_its_home_and_follows_that() {
     let host = host_with_devices();
     let disk = |homes: &[u32]| with_disk(vm(homes, 1), "0000:81:00.0", DISK);
-    let mut placement = VmPlacement::new(&host, &disk(&[0, 2]));
+    let mut placement = Published::new(&host, &disk(&[0, 2]));
     placement.observe(&host, 0, seen(0, true, 1));
     assert_eq!(attach(&mut placement, 1, 1000).devices, [(DISK, 1)]);
     let status = placement.device(DISK).expect("described");
@@ -293,7 +333,7 @@ fn a_device_is_on_the_guest_node_of_its_home_and_follows_that() {
 #[test]
 fn devices_come_go_and_are_told_only_what_is_known() {
     let host = host_with_devices();
-    let mut placement = VmPlacement::new(&host, &vm(&[0, 2], 1));
+    let mut placement = Published::new(&host, &vm(&[0, 2], 1));
     placement.observe(&host, 0, seen(0, true, 1));
     assert_eq!(attach(&mut placement, 1, 1000).devices, []);
     for (generation, (device, told)) in
@@ -319,7 +359,7 @@ fn devices_come_go_and_are_told_only_what_is_known() {
 #[test]
 fn a_device_of_a_guest_that_boots_again_is_told_anew() {
     let host = host_with_devices();
-    let mut placement = VmPlacement::new(&host, &with_disk(vm(&[0, 2], 1), "0000:81:00.0", DISK));
+    let mut placement = Published::new(&host, &with_disk(vm(&[0, 2], 1), "0000:81:00.0", DISK));
     placement.observe(&host, 0, seen(0, true, 1));
     attach(&mut placement, 1, 1000);
     placement.acknowledged(1);
@@ -336,7 +376,7 @@ proptest! {
     fn no_guest_node_is_nearer_to_a_device(homes in prop::collection::vec(0_u32..4, 1..5), node in 0_u32..4) {
         let mut host = host_with_devices();
         host.pci_devices[0].node = Some(node);
-        let mut placement = VmPlacement::new(&host, &with_disk(vm(&homes, 1), "0000:81:00.0", DISK));
+        let mut placement = Published::new(&host, &with_disk(vm(&homes, 1), "0000:81:00.0", DISK));
         placement.observe(&host, 0, seen(0, true, 1));
         let told = attach(&mut placement, 1, 1000).devices[0].1;
         let distance = |home: u32| host.distance(node, home).expect("a node");

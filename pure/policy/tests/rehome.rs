@@ -2,10 +2,41 @@
 
 use proptest::prelude::*;
 use std::collections::BTreeMap;
-use vnuma_policy::rehome::{FRUITLESS, Part, Rehome, RehomePhase, RehomeStep, RehomeView};
+use vnuma_policy::rehome::{Efforts, FRUITLESS, Part, Rehome, RehomePhase, RehomeStep, RehomeView};
 
 const PAGE: u64 = 4096;
 const TO: u32 = 2;
+
+/// A re-home, and what its moves have brought so far.
+#[derive(Clone, Debug)]
+struct Going {
+    rehome: Rehome,
+    efforts: Efforts,
+}
+
+impl Going {
+    fn new(guest_node: u32, to: u32, vcpus: Vec<u32>) -> Self {
+        Self { rehome: Rehome::new(guest_node, to, vcpus), efforts: Efforts::default() }
+    }
+
+    fn next(&mut self, view: &RehomeView) -> RehomeStep {
+        self.rehome.next(view, &mut self.efforts)
+    }
+}
+
+impl std::ops::Deref for Going {
+    type Target = Rehome;
+
+    fn deref(&self) -> &Rehome {
+        &self.rehome
+    }
+}
+
+impl std::ops::DerefMut for Going {
+    fn deref_mut(&mut self) -> &mut Rehome {
+        &mut self.rehome
+    }
+}
 
 /// A guest node of a VM that really is somewhere.
 #[derive(Clone, Debug)]
@@ -40,7 +71,7 @@ impl Vm {
     }
 
     /// Runs it until it ends, or for so many steps; each move takes at most `most` pages. Returns how many moves it took.
-    fn run(&mut self, rehome: &mut Rehome, most: u64, steps: usize, fails: bool) -> usize {
+    fn run(&mut self, rehome: &mut Going, most: u64, steps: usize, fails: bool) -> usize {
         let mut moves = 0;
         for _ in 0..steps {
             if !rehome.is_active() {
@@ -124,7 +155,7 @@ proptest! {
     fn it_ends_and_what_it_says_is_true(vm in vms(), most in 1..100_u64, fails: bool) {
         let mut vm = vm;
         let before = vm.sum();
-        let mut rehome = Rehome::new(0, TO, ids(&vm));
+        let mut rehome = Going::new(0, TO, ids(&vm));
         let moves = vm.run(&mut rehome, most, 10_000, fails);
         prop_assert!(!rehome.is_active(), "{rehome:?}");
         prop_assert!(moves as u64 <= before + 12 * u64::from(FRUITLESS), "{moves} moves");
@@ -145,12 +176,12 @@ proptest! {
     fn one_that_was_interrupted_is_completed_by_the_next(vm in vms(), most in 1..50_u64, steps in 0..40_usize) {
         let mut vm = without_stuck(vm);
         let before = vm.sum();
-        let mut first = Rehome::new(0, TO, ids(&vm));
+        let mut first = Going::new(0, TO, ids(&vm));
         vm.run(&mut first, most, steps, false);
         first.stop();
         prop_assert_eq!(first.next(&vm.view(false)), RehomeStep::Wait, "nothing is begun after a stop");
         prop_assert!(!first.is_active());
-        let mut second = Rehome::new(0, TO, ids(&vm));
+        let mut second = Going::new(0, TO, ids(&vm));
         vm.run(&mut second, most, 10_000, false);
         prop_assert_eq!(second.phase(), &RehomePhase::Done);
         prop_assert_eq!(&second.problem, &None);
@@ -163,7 +194,7 @@ proptest! {
 fn a_move_that_moves_nothing_is_tried_again_and_not_for_ever() {
     let pages = BTreeMap::from([((0, 0), (10, 10)), ((0, 1), (3, 0))]);
     let vm = Vm { pages, told: None, vcpus: BTreeMap::new() };
-    let (mut vm, mut rehome) = (vm, Rehome::new(0, TO, Vec::new()));
+    let (mut vm, mut rehome) = (vm, Going::new(0, TO, Vec::new()));
     let moves = vm.run(&mut rehome, 100, 1000, false);
     assert_eq!(moves, FRUITLESS as usize + 1);
     assert_eq!(*rehome.phase(), RehomePhase::Failed);
@@ -172,7 +203,7 @@ fn a_move_that_moves_nothing_is_tried_again_and_not_for_ever() {
 
 #[test]
 fn a_vcpu_that_is_unplugged_meanwhile_is_not_waited_for() {
-    let mut rehome = Rehome::new(0, TO, vec![1, 2]);
+    let mut rehome = Going::new(0, TO, vec![1, 2]);
     let mut view = RehomeView {
         parts: vec![part((0, TO), PAGE)],
         home: Some(TO),
@@ -190,7 +221,7 @@ fn a_vcpu_that_is_unplugged_meanwhile_is_not_waited_for() {
 
 #[test]
 fn memory_that_somebody_moves_back_is_not_moved_for_ever() {
-    let mut rehome = Rehome::new(0, TO, Vec::new());
+    let mut rehome = Going::new(0, TO, Vec::new());
     let parts = vec![part((0, 0), 9 * PAGE), part((0, TO), PAGE)];
     let view = RehomeView { parts, home: Some(0), ..RehomeView::default() };
     let mut moves = 0;
@@ -212,7 +243,7 @@ fn phases_have_the_names_of_the_api() {
 
 #[test]
 fn less_than_a_page_is_nothing_that_can_be_moved() {
-    let mut rehome = Rehome::new(0, TO, Vec::new());
+    let mut rehome = Going::new(0, TO, Vec::new());
     let place = |bytes| RehomeView {
         parts: vec![part((0, 0), bytes), part((0, TO), 9 * PAGE)],
         home: Some(TO),
@@ -228,7 +259,7 @@ fn what_is_plugged_goes_with_what_it_booted_with_and_is_given_up_by_itself() {
     // The device at 7 is stuck on node 0, and what it booted with is not.
     let pages = BTreeMap::from([((0, 0), (10, 0)), ((7, 0), (9, 9)), ((7, 1), (5, 0))]);
     let vm = Vm { pages, told: None, vcpus: BTreeMap::new() };
-    let (mut vm, mut rehome) = (vm, Rehome::new(0, TO, Vec::new()));
+    let (mut vm, mut rehome) = (vm, Going::new(0, TO, Vec::new()));
     let moves = vm.run(&mut rehome, 100, 1000, false);
     assert_eq!((moves, vm.on(0), vm.on(TO)), (2 + FRUITLESS as usize, 9, 15));
     assert_eq!(*rehome.phase(), RehomePhase::Done, "most of all is there");

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use vnuma_model::{
     CpuSet, DistanceMatrix, GuestNode, HostNode, HostTopology, MemoryBacking, Vcpu, VmDescription,
 };
-use vnuma_policy::{Due, Observation, Publication, SettlePolicy, VmPlacement};
+use vnuma_policy::{Observation, Publication, SettlePolicy, Settler, VmPlacement};
 
 const MS: u64 = 1_000_000;
 const HOST_NODES: u32 = 4;
@@ -66,6 +66,7 @@ struct Run {
     host: HostTopology,
     homes: Vec<u32>,
     vm: VmPlacement,
+    settler: Settler,
     policy: SettlePolicy,
     now_ns: u64,
     publications: Vec<(u64, Publication)>,
@@ -80,19 +81,22 @@ impl Run {
             vm.observe(&host, id, Some(Observation { node: at, deliberate: false, time_ns: 0 }));
         }
         vm.start_publishing(0);
-        let mut run = Self { host, homes, vm, policy, now_ns: 0, publications: Vec::new() };
+        let settler = Settler::default();
+        let mut run = Self { host, homes, vm, settler, policy, now_ns: 0, publications: Vec::new() };
         run.advance(0);
         run
     }
 
     /// Lets time pass, waking up exactly when the placement asks for it.
     fn advance(&mut self, to_ns: u64) {
-        let policy = self.policy;
-        while let Some(deadline) = self.vm.next_deadline_ns(&policy).filter(|&deadline| deadline <= to_ns) {
-            self.now_ns = self.now_ns.max(deadline);
-            let generation = self.publications.len() as u64 + 1;
-            assert!(matches!(self.vm.due(&policy, self.now_ns), Due::Now(_)), "the deadline was announced");
-            self.publications.push((self.now_ns, self.vm.publish(&policy, generation, self.now_ns)));
+        while let Some((due_ns, batch, _)) = self.settler.next(&self.policy, &self.vm, self.now_ns)
+            && due_ns <= to_ns
+        {
+            if due_ns <= self.now_ns {
+                let generation = self.publications.len() as u64 + 1;
+                self.publications.push((self.now_ns, self.vm.publish(&batch, generation, self.now_ns)));
+            }
+            self.now_ns = self.now_ns.max(due_ns);
         }
         self.now_ns = to_ns;
     }
@@ -147,7 +151,7 @@ proptest! {
             let published = run.published(vcpu);
             prop_assert_eq!(run.distance(node, published), run.nearest(node), "vCPU {} at {}", vcpu, node);
         }
-        prop_assert_eq!(run.vm.next_deadline_ns(&policy), None);
+        prop_assert_eq!(run.settler.next(&policy, &run.vm, run.now_ns), None);
     }
 
     #[test]

@@ -11,10 +11,10 @@ use std::collections::BTreeMap;
 use vnuma_api as api;
 use vnuma_model::GuestNodeId;
 use vnuma_policy::{
-    Action, PublishReason, Ranks, Reason, Step,
+    Action, Batch, PublishReason, Ranks, Reason, Step,
     memory_move::MoveMemory,
     migration::{MigrationEvent, Order},
-    world::{ChannelEvent, Confine, Confining, Mechanism, Move, Replug, TaskId, UnplugStep, VmId},
+    world::{ChannelEvent, Confine, Confining, Mechanism, Move, Replug, TaskId, VmId},
 };
 
 impl Core {
@@ -33,20 +33,19 @@ impl Core {
     fn carry_out(&mut self, id: VmId, action: Action) {
         let task = self.world.next_task(id);
         match action {
-            Action::Publish(generation, reason) => self.publish(task, generation, reason),
+            Action::Publish(generation, batch, reason) => self.publish(task, generation, &batch, reason),
             Action::Move(wanted, _) => self.begin_move(task, wanted),
             Action::Replug(replug, reason) => self.begin_replug(task, replug, reason),
-            Action::Unplug(UnplugStep::Ask, why) => self.ask_to_unplug(task, why),
-            Action::Unplug(UnplugStep::GiveUp, _) => self.give_up_unplug(id),
+            Action::GiveUpDetach(_) => self.give_up_unplug(id),
             Action::Confine(confine) => self.begin_confines(vec![(id, confine)]),
             Action::PlaceAgain(_) => self.place_again(task),
             Action::Follow => self.begin_follow(task),
             Action::Rank(ranks, _) => self.rank(id, ranks),
             Action::RestoreMasks(pid, _) => self.restore_masks(task, pid),
             Action::SettlePins(_) => self.commands.push(Command::SettlePins(id)),
-            Action::ObserveMemory(_) => self.begin_observation(id),
-            Action::WatchHotness(_) => self.begin_hotness(id),
-            Action::MoveMemory(order) => self.begin_memory(id, order),
+            Action::ObserveMemory(_) => self.begin_observation(task),
+            Action::WatchHotness(_) => self.begin_hotness(task),
+            Action::MoveMemory(order) => self.begin_memory(task, order),
             Action::RehomeNode(wish) => self.describe_first(id, Then::Rehome(wish, None)),
             Action::Rehome(rehome, _) => self.take_rehome_on(id, rehome),
             Action::SizeNode(resize) => self.take_resize_on(id, &resize),
@@ -57,6 +56,7 @@ impl Core {
                 self.is_to_be_unplugged(id);
                 self.ask_to_unplug(task, why);
             }
+            Action::Detach(why @ Reason::Kept) => self.ask_to_unplug(task, why),
             Action::Detach(why) => self.plug(task, why, Ask::Detach),
             Action::Mark(marked, _) => self.mark(task, marked),
             Action::Migrate(order, _) => self.migrate(task, order),
@@ -64,12 +64,12 @@ impl Core {
         }
     }
 
-    fn publish(&mut self, task: TaskId, generation: u64, reason: PublishReason) {
-        let (now_ns, policy) = (self.now_ns, self.policies.settle);
+    fn publish(&mut self, task: TaskId, generation: u64, batch: &Batch, reason: PublishReason) {
+        let now_ns = self.now_ns;
         let known = self.world.vm_mut(task.vm).filter(|(_, vm)| vm.channel.generation().is_some());
         let Some((_, vm)) = known else { return };
         vm.publication.begin(task, ());
-        let publication = vm.placement.publish(&policy, generation, now_ns);
+        let publication = vm.placement.publish(batch, generation, now_ns);
         (vm.stats.published, vm.stats.publications) = (Some(generation), vm.stats.publications + 1);
         let (name, changed_ns) = (vm.name().to_owned(), publication.changed_ns);
         self.commands.push(Command::Publish(task, generation, publication));
@@ -249,9 +249,10 @@ impl Core {
     }
 
     /// Has a VM's memory looked at.
-    fn begin_observation(&mut self, id: VmId) {
-        let Some((task, areas)) = self.world.observation_begun(id) else { return };
-        let Some(pid) = self.vm(id).map(|vm| vm.description.pid) else { return };
+    fn begin_observation(&mut self, task: TaskId) {
+        let Some((_, vm)) = self.world.vm_mut(task.vm) else { return };
+        vm.homing.observation.begin(task, ());
+        let (pid, areas) = (vm.description.pid, vm.memory_areas());
         if areas.is_empty() {
             let problem = "where its hypervisor has the memory of its guest nodes is not known: guest nodes without a memory backend of \
                            their own, or several of one size that an old hypervisor does not tell apart";
@@ -261,17 +262,17 @@ impl Core {
     }
 
     /// Has it watched how hot a VM's memory is.
-    fn begin_hotness(&mut self, id: VmId) {
-        let Some((task, areas)) = self.world.hotness_begun(id) else { return };
-        let Some(pid) = self.vm(id).map(|vm| vm.description.pid) else { return };
-        self.commands.push(Command::WatchHotness(task, pid, areas));
+    fn begin_hotness(&mut self, task: TaskId) {
+        let Some((_, vm)) = self.world.vm_mut(task.vm) else { return };
+        vm.homing.hotness.task.begin(task, ());
+        self.commands.push(Command::WatchHotness(task, vm.description.pid, vm.memory_areas()));
     }
 
     /// Has memory moved. It takes a while; others are not kept waiting.
-    fn begin_memory(&mut self, id: VmId, order: MoveMemory) {
+    fn begin_memory(&mut self, task: TaskId, order: MoveMemory) {
         let now_ns = self.now_ns;
-        let Some((task, begun)) = self.world.memory_begun(id, order.clone(), now_ns) else { return };
-        let Some(vm) = self.vm(id) else { return };
+        let Some((_, vm)) = self.world.vm_mut(task.vm) else { return };
+        let begun = vm.scheduling.memory.begin(task, order.clone(), now_ns);
         let (name, pid) = (vm.name().to_owned(), vm.description.pid);
         self.commands.push(Command::MoveMemory(task, pid, order));
         self.tell_memory(name, &begun);

@@ -147,12 +147,12 @@ impl Core {
         let Some((_, vm)) = self.world.vm_mut(id) else { return error.into() };
         let Some(unplug) = &mut vm.unplug else { return error.into() };
         // The requester may retry. Without a requester there is no retry.
-        if !pending && unplug.ignored() == 0 && asked_for {
+        if !pending && unplug.ignored == 0 && asked_for {
             vm.unplug = None;
             return error.into();
         }
         unplug.kept(now_ns);
-        if unplug.ignored() == 1 {
+        if unplug.ignored == 1 {
             let line = "its guest has not released the channel's device, and is asked again";
             self.log(Level::Info, format!("{name}: {line}"));
         }
@@ -163,8 +163,8 @@ impl Core {
     pub(super) fn give_up_unplug(&mut self, id: VmId) {
         let name = self.name_of(id);
         let Some(unplug) = self.world.vm_mut(id).and_then(|(_, vm)| vm.unplug.as_mut()) else { return };
-        unplug.give_up();
-        let times = unplug.ignored();
+        unplug.given_up = true;
+        let times = unplug.ignored;
         let line = format!(
             "{name}: its guest has not released the channel's device, which it was asked for {times} times; it is asked no more"
         );

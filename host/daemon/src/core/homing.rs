@@ -21,7 +21,8 @@ impl Core {
     pub(super) fn want_memory_shown(&mut self, name: &str) -> Taken {
         let id = self.with_guest_nodes(name)?;
         // If another look would cost too much, the last one is shown.
-        let observed = self.world.observe_now(id, self.now_ns);
+        let rests_until_ns = self.vm(id).map_or(0, |vm| vm.homing.rests_until_ns(&self.policies.memory));
+        let observed = self.world.observe_now(id, rests_until_ns, self.now_ns);
         Ok((id, observed.then_some(Until::MemoryObserved)))
     }
 
@@ -59,8 +60,7 @@ impl Core {
         let Some(vm) = self.vm(id).filter(|vm| vm.homing.observation.is(task)) else { return };
         let (name, before) = (vm.name().to_owned(), vm.homing.problem.clone());
         let problem = outcome.as_ref().err().cloned();
-        let (now_ns, policies) = (self.now_ns, self.policies);
-        self.world.note_observation(task, &policies, outcome, now_ns);
+        self.world.note_observation(task, outcome, self.now_ns);
         if let Some(problem) = problem.as_ref().filter(|problem| before.as_ref() != Some(*problem)) {
             self.log(Level::Warn, format!("{name}: where its memory is cannot be seen: {problem}"));
         }
@@ -79,8 +79,7 @@ impl Core {
         let Some(vm) = self.vm(task.vm).filter(|vm| vm.homing.hotness.task.is(task)) else { return };
         let (name, before) = (vm.name().to_owned(), vm.homing.hotness.problem.clone());
         let problem = outcome.as_ref().err().cloned();
-        let (now_ns, policies) = (self.now_ns, self.policies);
-        self.world.note_hotness(task, &policies, outcome, now_ns);
+        self.world.note_hotness(task, outcome, self.now_ns);
         if let Some(problem) = problem.filter(|problem| before.as_ref() != Some(problem)) {
             self.log(Level::Info, format!("{name}: how hot its memory is is not known: {problem}"));
         }

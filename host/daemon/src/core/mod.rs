@@ -121,7 +121,7 @@ impl Core {
         self.observe(event);
         let plan = decide(&self.world, &self.policies, &mut self.memories, now_ns);
         self.count(&plan.considered);
-        self.world.note_waits(&plan);
+        self.world.note_waits(&plan, now_ns);
         // What was wanted is in the plan now.
         self.world.take_wanted();
         let mut steps = plan.steps;
@@ -130,7 +130,7 @@ impl Core {
             // A step may want others as it begins: the mark of a migration that ends here goes.
             steps = self.world.take_wanted();
         }
-        self.world.commit(&self.policies, now_ns);
+        self.world.commit(now_ns);
         self.give_answers();
         let mut commands = std::mem::take(&mut self.commands);
         commands.sort_by_key(|command| match command {

@@ -18,14 +18,16 @@ impl Core {
 
     /// A VM as an operator sees it.
     pub fn show(&self, name: &str) -> Result<api::Vm, Refusal> {
-        let (_, managed) = self.find(name)?;
-        let shown = render::managed(managed).ok_or_else(|| Refusal::NoVm(name.to_owned()))?;
+        let (id, managed) = self.find(name)?;
+        let shown = render::managed(managed, self.memories.suppressed(id))
+            .ok_or_else(|| Refusal::NoVm(name.to_owned()))?;
         Ok(api::Vm { name: name.to_owned(), ..shown })
     }
 
     /// The same of one that is known.
     pub(super) fn vm_of(&self, id: VmId) -> Result<api::Vm, Refusal> {
-        let shown = self.world.get(id).and_then(render::managed);
+        let suppressed = self.memories.suppressed(id);
+        let shown = self.world.get(id).and_then(|managed| render::managed(managed, suppressed));
         shown.ok_or_else(|| Refusal::Ended { vm: "the VM".to_owned() })
     }
 

@@ -4,7 +4,10 @@ use vnuma_api::{ApiError, ErrorKind};
 use vnuma_channel::{ChannelError, ContentError};
 use vnuma_hypervisor::VmError;
 use vnuma_observe::SysfsError;
-use vnuma_policy::world::{RehomeObstacle, ResizeObstacle, UNPLUG_LIMIT_NS, Vm};
+use vnuma_policy::{
+    policies::UNPLUG_LIMIT_NS,
+    world::{RehomeObstacle, ResizeObstacle, Vm},
+};
 use vnuma_process::ActError;
 
 /// Longest message with text from elsewhere, in bytes.

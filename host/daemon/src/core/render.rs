@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use vnuma_api as api;
 use vnuma_model::{CpuSet, DistanceMatrix, RunState, VcpuState};
 use vnuma_policy::{
+    Suppressed,
     memory_move::MemoryReason,
     policies::{Quality, SchedulingMemory, Shown},
     scheduling::{Policy, Standing, VcpuSample},
@@ -27,12 +28,12 @@ pub(super) fn is_shown(managed: &ManagedVm) -> bool {
 }
 
 /// The VM in the form of the API.
-pub(super) fn managed(managed: &ManagedVm) -> Option<api::Vm> {
+pub(super) fn managed(managed: &ManagedVm, suppressed: Suppressed) -> Option<api::Vm> {
     let problem = problem(managed);
     match (&managed.vm, problem) {
         (Some(known), problem) => Some(api::Vm {
             backend: managed.handle.backend().to_owned(),
-            ..vm(known, hypervisor(managed), problem)
+            ..vm(known, hypervisor(managed), suppressed, problem)
         }),
         (None, Some(problem)) => Some(unreachable(managed, hypervisor(managed), problem)),
         (None, None) => None,
@@ -61,7 +62,7 @@ fn hypervisor(managed: &ManagedVm) -> api::Hypervisor {
 }
 
 /// All that is known of a VM.
-fn vm(vm: &Vm, hypervisor: api::Hypervisor, problem: Option<String>) -> api::Vm {
+fn vm(vm: &Vm, hypervisor: api::Hypervisor, suppressed: Suppressed, problem: Option<String>) -> api::Vm {
     let homes = vm.placement.homes();
     let node = |node: &vnuma_model::GuestNode| api::GuestNode {
         id: node.id,
@@ -70,7 +71,6 @@ fn vm(vm: &Vm, hypervisor: api::Hypervisor, problem: Option<String>) -> api::Vm 
         displaced_bytes: displaced_of(vm, node),
         bound: bound(node),
     };
-    let suppressed = vm.placement.suppressed();
     let described = vm.source == DescriptionSource::Hypervisor;
     let (channel, driver) = (channel(vm.channel), vm.stats.driver);
     api::Vm {
@@ -133,10 +133,10 @@ fn stuck(vm: &Vm) -> Option<String> {
 
 /// Whether the channel's device was to be unplugged, and is still plugged.
 fn kept(vm: &Vm) -> Option<String> {
-    let unplug = vm.unplug.as_ref().filter(|unplug| unplug.ignored() > 0)?;
+    let unplug = vm.unplug.as_ref().filter(|unplug| unplug.ignored > 0)?;
     let (times, then) = (
-        unplug.ignored(),
-        match unplug.is_given_up() {
+        unplug.ignored,
+        match unplug.given_up {
             true => "it is asked no more (`vnumactl detach` asks again)",
             false => "it is asked again",
         },

@@ -20,17 +20,6 @@ impl Core {
         Ok(id)
     }
 
-    /// A VM was described. If vnumad sizes its guest nodes, a look at its memory is due.
-    pub(super) fn sizes_described(&mut self, id: VmId) {
-        let (now_ns, policies) = (self.now_ns, self.policies);
-        if let Some((_, vm)) = self.world.vm_mut(id)
-            && vm.is_looked_at(&policies)
-            && !vm.homing.observation.is_under_way()
-        {
-            vm.homing.observation.wanted.get_or_insert((now_ns.max(vm.homing.rests_until_ns), Reason::Sized));
-        }
-    }
-
     /// Begins a change of size. A dry run only returns what would be done.
     pub(super) fn begin_resize(&mut self, id: VmId, wish: &ResizeWish) -> Result<Option<Resize>, Refusal> {
         let Some(vm) = self.vm(id) else { return Err(Refusal::Ended { vm: "the VM".to_owned() }) };

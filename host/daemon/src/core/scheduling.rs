@@ -20,7 +20,6 @@ use super::{
 use vnuma_api as api;
 use vnuma_model::{ApicId, CpuSet, HostNode, HostTopology};
 use vnuma_policy::{
-    Action, Reason,
     memory_move::MemoryReason,
     scheduling::Policy,
     world::{HostReading, MaskChange, Mechanism, Mover, TaskId, Vm, VmId, VmScheduling},
@@ -167,10 +166,7 @@ impl Core {
             line += &format!("; {lost} vCPUs have lost theirs until the next period");
         }
         self.log(Level::Info, line);
-        if switch.to == Mechanism::Scheduler {
-            let vms: Vec<VmId> = self.world.iter().map(|(id, _)| id).collect();
-            vms.into_iter().for_each(|id| self.world.add_step(id, Action::PlaceAgain(Reason::Loaded)));
-        }
+        self.world.scheduler_loads += u64::from(switch.to == Mechanism::Scheduler);
     }
 
     /// A mask that somebody else has set.

@@ -13,11 +13,11 @@ use std::collections::{BTreeMap, HashSet};
 use vnuma_api as api;
 use vnuma_hypervisor::VmError;
 use vnuma_model::{ApicId, RunState, Vcpu, VmCandidate, VmDescription};
+use vnuma_policy::migration::MigrationEvent;
 use vnuma_policy::world::{
     ChannelEvent, ConnectionId, DescriptionSource, Link, LinkEvent, ManagedVm, Move, ProcessState,
     StopReason, Task, TaskId, Vm, VmId, has_left,
 };
-use vnuma_policy::{Action, Reason, migration::MigrationEvent};
 
 /// How often a VM is described again whose memory can move without an event: its hypervisor and the kernel pay for that. A
 /// young VM is described more often, as most of its memory is touched for the first time then: at first after this part of
@@ -184,9 +184,6 @@ impl Core {
         }
         self.described(id, description);
         self.found_channel(id, channel);
-        if self.world.get(id).is_some_and(|managed| managed.abilities.pins) {
-            self.world.add_step(id, Action::SettlePins(Reason::LeftBehind));
-        }
     }
 
     /// Does another handle have the VM of this process: of another backend, or of another connection to the same one?
@@ -304,7 +301,6 @@ impl Core {
         }
         self.drop_moves_of_missing(id);
         self.recount(id);
-        self.sizes_described(id);
         self.reached(id, Until::Described);
         if arrived {
             self.arrived(id);
@@ -435,7 +431,7 @@ impl Core {
     /// Forgets a VM and keeps its process watched, as that belongs to the VM that replaces this one.
     fn drop_vm(&mut self, id: VmId, ended: bool) {
         self.watch_only(id, &[]);
-        let Some(vm) = self.world.get_mut(id).and_then(|managed| managed.vm.take()) else { return };
+        let Some(vm) = self.world.drop_vm(id, ended) else { return };
         if self.registry.names.get(vm.name()) == Some(&id) {
             self.registry.names.remove(vm.name());
         }
@@ -445,11 +441,6 @@ impl Core {
         }
         if ended {
             self.commands.push(Command::ForgetRecord(vm.description.pid));
-        } else if vm.scheduling.in_use() {
-            self.world.add_step(id, Action::RestoreMasks(vm.description.pid, Reason::Ended));
-        }
-        if let Some(task) = vm.scheduling.memory.task.id() {
-            self.world.add_step(id, Action::StopMemory(task, Reason::Ended));
         }
         if let Some((pid, _)) = state.counted {
             self.commands.push(Command::Count(id, pid, Vec::new()));

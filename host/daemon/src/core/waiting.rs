@@ -122,10 +122,7 @@ impl Core {
 
     /// An authorised request gets a fresh look, whatever it costs: by an old one it could be refused or allowed wrongly for minutes.
     fn observe_before(&mut self, id: VmId, then: Then) {
-        if let Some((_, vm)) = self.world.vm_mut(id) {
-            vm.homing.rests_until_ns = 0;
-        }
-        match self.world.observe_now(id, self.now_ns) {
+        match self.world.observe_now(id, 0, self.now_ns) {
             true => self.wait(id, Until::MemoryObserved, then),
             false => self.begin(id, then),
         }

@@ -84,7 +84,10 @@ pub(super) fn settle_conflicts(now: Now<'_>, mut proposed: Vec<Step>) -> Plan {
 /// The first one of two that want the same comes first.
 fn place(action: &Action) -> u8 {
     match action {
-        Action::RestoreMasks(..) | Action::SizeNode(_) | Action::Resize(..) | Action::Rehome(..) => 0,
+        Action::RestoreMasks(..) | Action::StopMemory(..) | Action::SettlePins(_) | Action::PlaceAgain(_) => {
+            0
+        }
+        Action::SizeNode(_) | Action::Resize(..) | Action::Rehome(..) => 0,
         Action::RehomeNode(_) => 1,
         Action::Move(..) => 2,
         Action::Confine(_) => 3,
@@ -98,7 +101,7 @@ fn place(action: &Action) -> u8 {
         },
         Action::Migrate(..) | Action::Attach(_) | Action::Mark(..) | Action::Detach(_) => 10,
         Action::Replug(..) => 11,
-        Action::Unplug(..) => 12,
+        Action::GiveUpDetach(_) => 12,
         Action::Publish(..) => 13,
         // Of ranks there is one, and no policy proposes the others.
         _ => 14,
@@ -134,10 +137,11 @@ fn verdict(vm: &Vm, step: &Step, taken: &mut Taken, now_ns: u64) -> Verdict {
         }
         Action::RehomeNode(_) => begins_if(!taken.size, Verdict::Dropped),
         Action::Attach(_) | Action::Detach(_) => {
-            taken.channel = step.not_before_ns <= now_ns;
-            begins_if(taken.channel, Verdict::Waits)
+            let begins = step.not_before_ns <= now_ns;
+            taken.channel |= begins;
+            begins_if(begins, Verdict::Waits)
         }
-        Action::Replug(..) | Action::Unplug(..) if taken.channel => Verdict::Dropped,
+        Action::Replug(..) | Action::GiveUpDetach(_) if taken.channel => Verdict::Dropped,
         _ => begins_if(step.not_before_ns <= now_ns, Verdict::Waits),
     }
 }
@@ -152,12 +156,12 @@ mod tests {
         scheduling::{Cause, Figures, Policy, Why},
         sizing::{Resize, SizedBy},
         world::{
-            Confine, Confining, DescriptionSource, ManagedVm, Move, Mover, RehomeWish, Replug, Task, TaskId,
-            VcpuMask,
+            Confine, Confining, DescriptionSource, Link, ManagedVm, Mechanism, Move, Mover, PolicyMask,
+            RehomeWish, Replug, Task, TaskId, VcpuMask,
         },
     };
     use proptest::prelude::*;
-    use vnuma_model::{HostTopology, Vcpu, VmCandidate, VmDescription};
+    use vnuma_model::{CpuSet, HostTopology, Vcpu, VmCandidate, VmDescription};
 
     const ID: VmId = 1;
     const NOW_NS: u64 = 100;
@@ -320,12 +324,74 @@ mod tests {
             let plan = decide(world, &Policies::default(), &mut Memories::default(), now_ns);
             plan.steps.into_iter().map(|step| step.action).collect::<Vec<_>>()
         };
-        world.observe_now(ID, NOW_NS);
+        world.observe_now(ID, 0, NOW_NS);
         assert_eq!(looks(&world, NOW_NS), [Action::ObserveMemory(Reason::Requested)]);
-        let (task, _) = world.observation_begun(ID).expect("a VM");
+        if let Some((_, vm)) = world.vm_mut(ID) {
+            vm.homing.observation.begin(TASK, ());
+        }
         world.set_memory_policy(ID, MemoryPolicy::Periodic, 0);
-        world.note_observation(task, &Policies::default(), Err("it cannot be seen".to_owned()), NOW_NS);
-        assert_eq!(looks(&world, u64::MAX), [Action::ObserveMemory(Reason::Period)]);
+        world.note_observation(TASK, Err("it cannot be seen".to_owned()), NOW_NS);
+        assert_eq!(looks(&world, 1 << 60), [Action::ObserveMemory(Reason::Period)]);
+    }
+
+    #[test]
+    fn pins_of_an_earlier_vnumad_are_settled_once_over_each_connection() {
+        let (mut world, mut memories) = (world(|_| {}), Memories::default());
+        let mut settles = |connection| {
+            if let Some(managed) = world.get_mut(ID) {
+                managed.abilities.pins = true;
+                managed.link = Link::Answers { connection };
+            }
+            let plan = decide(&world, &Policies::default(), &mut memories, NOW_NS);
+            plan.steps.contains(&Step::now(ID, Action::SettlePins(Reason::LeftBehind)))
+        };
+        assert_eq!([1, 1, 2, 2].map(&mut settles), [true, false, true, false]);
+    }
+
+    #[test]
+    fn what_a_vm_has_left_is_ended_once() {
+        for ended in [false, true] {
+            let mut world = world(|vm| {
+                let mask = PolicyMask { cpus: CpuSet::default(), of_cache: false, by: Mechanism::Affinity };
+                vm.scheduling.masks.entry(0).or_default().policy = Some(mask);
+                let Action::MoveMemory(order) = memory(home()) else { return };
+                vm.scheduling.memory.begin(TASK, order, 0);
+            });
+            let pid = world.drop_vm(ID, ended).map_or(0, |vm| vm.description.pid);
+            let mut memories = Memories::default();
+            let mut steps = |world: &World| decide(world, &Policies::default(), &mut memories, NOW_NS).steps;
+            let masks = Step::now(ID, Action::RestoreMasks(pid, Reason::Ended));
+            let moved = Step::now(ID, Action::StopMemory(TASK, Reason::Ended));
+            let expected = if ended { vec![moved] } else { vec![masks, moved] };
+            let mut left = steps(&world);
+            left.sort_by_key(|step| matches!(step.action, Action::StopMemory(..)));
+            assert_eq!(left, expected);
+            world.commit(NOW_NS);
+            assert_eq!(steps(&world), []);
+        }
+    }
+
+    #[test]
+    fn a_scheduler_that_is_loaded_is_told_of_all_places_once() {
+        let (mut world, mut memories) = (world(|_| {}), Memories::default());
+        let mut told = |loads| {
+            world.scheduler_loads = loads;
+            let plan = decide(&world, &Policies::default(), &mut memories, NOW_NS);
+            plan.steps.contains(&Step::now(ID, Action::PlaceAgain(Reason::Loaded)))
+        };
+        assert_eq!([0, 1, 1, 2].map(&mut told), [false, true, false, true]);
+    }
+
+    #[test]
+    fn a_step_that_waits_for_its_time_has_its_vm_considered_then() {
+        let mut world = world(|vm| vm.homing.policy = MemoryPolicy::Periodic);
+        world.get_mut(ID).expect("a VM").link = Link::Answers { connection: 1 };
+        let (policies, mut memories) = (Policies::default(), Memories::default());
+        let plan = decide(&world, &policies, &mut memories, NOW_NS);
+        world.note_waits(&plan, NOW_NS);
+        world.commit(NOW_NS);
+        let due_ns = NOW_NS + policies.memory.observe_ns;
+        assert_eq!((world.due(due_ns - 1), world.due(due_ns)), (vec![], vec![ID]));
     }
 
     proptest! {

@@ -32,13 +32,16 @@ pub struct Homing<'a> {
 /// What is remembered of memory that comes home.
 #[derive(Clone, Debug, Default)]
 pub struct HomingMemory {
-    repatriator: Repatriator,
+    pub(super) repatriator: Repatriator,
     seen: PerVm<Seen>,
 }
 
 /// What the last decision about a VM has taken into account.
 #[derive(Clone, Debug, Default)]
 struct Seen {
+    policy: MemoryPolicy,
+    /// When the next look at the VM's memory is due, and why.
+    next: Option<(u64, Reason)>,
     since_ns: u64,
     look: u64,
     watch: u64,
@@ -46,10 +49,6 @@ struct Seen {
 }
 
 impl HomingMemory {
-    pub(super) fn rests_until_ns(&self, id: VmId, now_ns: u64) -> Option<u64> {
-        self.repatriator.rests_until_ns(id, now_ns)
-    }
-
     /// What is new since the last decision: a look at the VM's memory, and whether anything is worth another decision.
     fn take_in(&mut self, id: VmId, vm: &Vm) -> (bool, bool) {
         let homing = &vm.homing;
@@ -86,13 +85,16 @@ impl Propose for Homing<'_> {
             memory.repatriator.forget(id);
         }
         for (id, _, vm) in now.vms() {
-            let mut look = vm.homing.observation.wanted.filter(|(due_ns, _)| *due_ns <= now.now_ns);
+            let mut next = self.chosen(vm, memory.seen.of(id, vm.found_ns), now.now_ns);
             if vm.homing.look > 0 {
                 let (looked, news) = memory.take_in(id, vm);
                 if news {
                     steps.extend(self.decide(now, id, vm, &mut memory.repatriator));
                 }
-                let rested = |at_ns: u64| at_ns.max(vm.homing.rests_until_ns);
+                if looked {
+                    next = self.period(vm, vm.homing.looked_ns);
+                }
+                let rested = |at_ns: u64| at_ns.max(vm.homing.rests_until_ns(settings));
                 let ended = memory.move_ended(id, vm) && vm.homing.policy != MemoryPolicy::None;
                 // Where it is now is looked at as soon as that may cost something again, and soon while more is to come.
                 let again = ended.then(|| (rested(now.now_ns), Reason::Moved)).or_else(|| {
@@ -100,25 +102,55 @@ impl Propose for Homing<'_> {
                     let wait_ns = settings.observe_ns.min(ROUND_NS);
                     in_round.then(|| (rested(now.now_ns.saturating_add(wait_ns)), Reason::Period))
                 });
-                look = look.or(again);
+                next = next.into_iter().chain(again).min_by_key(|(due_ns, _)| *due_ns);
             }
-            steps.extend(look.map(|(not_before_ns, why)| {
-                let action = Action::ObserveMemory(why);
-                Step { vm: id, action, not_before_ns }
-            }));
+            let look =
+                |(not_before_ns, why)| Step { vm: id, action: Action::ObserveMemory(why), not_before_ns };
+            if !vm.homing.observation.is_under_way() {
+                let wanted = vm.homing.observation.wanted.into_iter().chain(next);
+                let first = wanted.min_by_key(|(due_ns, _)| *due_ns);
+                if first.is_some_and(|(due_ns, _)| due_ns <= now.now_ns) {
+                    // It begins now.
+                    next = self.period(vm, now.now_ns);
+                    steps.extend(next.map(look));
+                }
+                steps.extend(first.map(look));
+            }
+            memory.seen.of(id, vm.found_ns).next = next;
         }
         steps
     }
 }
 
 impl Homing<'_> {
+    /// When the next look at a VM's memory is due, after its operator may have chosen another policy.
+    fn chosen(&self, vm: &Vm, seen: &mut Seen, now_ns: u64) -> Option<(u64, Reason)> {
+        let (policy, before) = (vm.homing.policy, std::mem::replace(&mut seen.policy, vm.homing.policy));
+        let due = |why| Some((now_ns.max(vm.homing.rests_until_ns(&self.policies.memory)), why));
+        match policy {
+            // One without a policy may be looked at because of its size.
+            MemoryPolicy::None if policy != before && vm.homing.sizes.is_empty() => None,
+            MemoryPolicy::None if seen.next.is_none() && vm.is_looked_at(self.policies) => due(Reason::Sized),
+            _ if policy != before && policy != MemoryPolicy::None => due(Reason::Requested),
+            _ => seen.next,
+        }
+    }
+
+    /// When a look is due after that of this time, if a policy of the VM needs looks.
+    fn period(&self, vm: &Vm, since_ns: u64) -> Option<(u64, Reason)> {
+        let settings = &self.policies.memory;
+        let due_ns = since_ns.saturating_add(settings.observe_ns).max(vm.homing.rests_until_ns(settings));
+        let wanted = vm.homing.policy != MemoryPolicy::None || vm.is_looked_at(self.policies);
+        wanted.then_some((due_ns, Reason::Period))
+    }
+
     /// What was observed becomes a move, if its policy wants one. Before that it is watched how hot it is.
     fn decide(&self, now: &Now<'_>, id: VmId, vm: &Vm, repatriator: &mut Repatriator) -> Option<Step> {
         let (world, now_ns, settings) = (now.world, now.now_ns, &self.policies.memory);
         let pages = Pages::of(vm, self.policies);
         let observed = vm.homing.observed.as_deref().filter(|_| pages != Pages::Rehome)?;
         let memory = &vm.scheduling.memory;
-        let hotness = vm.homing.hotness.now(now_ns).filter(|_| settings.hotness);
+        let hotness = vm.homing.hotness.now(settings, now_ns).filter(|_| settings.hotness);
         let areas = match pages {
             Pages::Home => self.areas(world, vm, id, (observed, hotness)),
             _ => Vec::new(),
@@ -139,7 +171,7 @@ impl Homing<'_> {
             now_ns: observed.began_ns,
         };
         let (order, next) = repatriator.weigh(settings, &input);
-        let watch = settings.hotness && !vm.homing.hotness.holds(now_ns);
+        let watch = settings.hotness && !vm.homing.hotness.holds(settings, now_ns);
         if watch && input.policy == MemoryPolicy::Adaptive && order.is_some() {
             return Some(Step::now(id, Action::WatchHotness(Reason::Weighed)));
         }

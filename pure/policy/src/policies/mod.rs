@@ -34,7 +34,7 @@ mod vcpu_memory;
 pub use homing::{Homing, HomingMemory};
 pub use migrating::Migrating;
 pub use moving::Moving;
-pub use plugging::{Plugging, PluggingMemory};
+pub use plugging::{Plugging, PluggingMemory, UNPLUG_LIMIT_NS};
 pub use ranking::{Ranking, RankingMemory};
 pub use rehoming::{Rehoming, RehomingMemory};
 pub use replugging::{ReplugHistory, ReplugMemory, Replugging};
@@ -45,7 +45,7 @@ pub use stays::{Stays, StaysWhy};
 pub use vcpu_memory::{MemoryForVcpus, VcpuMemory};
 
 use crate::{
-    Plan, Policies, Step,
+    Plan, Policies, Settler, Step, Suppressed,
     world::{ManagedVm, Vm, VmId, World},
 };
 use std::collections::BTreeMap;
@@ -71,32 +71,36 @@ pub struct Memories {
     sizing: SizingMemory,
     replugging: ReplugMemory,
     plugging: PluggingMemory,
+    settling: PerVm<Settler>,
 }
 
 /// Decides what is to be done now, for the VMs that changed or whose deadline has passed.
 pub fn decide(world: &World, policies: &Policies, memories: &mut Memories, now_ns: u64) -> Plan {
-    let Memories { scheduling, ranking, vcpu_memory, homing, rehoming, sizing, replugging, plugging } =
-        memories;
     let now = Now::new(world, now_ns);
     let mut proposed = Migrating.propose(&now, &mut ());
     proposed.extend(Moving.propose(&now, &mut ()));
-    proposed.extend(Scheduling(&policies.settings).propose(&now, scheduling));
-    proposed.extend(Ranking(scheduling).propose(&now, ranking));
-    let period = &scheduling.last;
-    proposed.extend(MemoryForVcpus { policies, period }.propose(&now, vcpu_memory));
-    proposed.extend(Homing { policies, period }.propose(&now, homing));
-    proposed.extend(Rehoming { policies, period }.propose(&now, rehoming));
-    proposed.extend(Sizing(&policies.sizes).propose(&now, sizing));
-    proposed.extend(Replugging(policies.replug_after_ns).propose(&now, replugging));
-    proposed.extend(Plugging.propose(&now, plugging));
-    proposed.extend(Settling(&policies.settle).propose(&now, &mut ()));
+    proposed.extend(Scheduling(&policies.settings).propose(&now, &mut memories.scheduling));
+    proposed.extend(Ranking(&memories.scheduling).propose(&now, &mut memories.ranking));
+    let period = &memories.scheduling.last;
+    proposed.extend(MemoryForVcpus { policies, period }.propose(&now, &mut memories.vcpu_memory));
+    proposed.extend(Homing { policies, period }.propose(&now, &mut memories.homing));
+    proposed.extend(Rehoming { policies, period }.propose(&now, &mut memories.rehoming));
+    proposed.extend(Sizing(&policies.sizes).propose(&now, &mut memories.sizing));
+    proposed.extend(Replugging(policies.replug_after_ns).propose(&now, &mut memories.replugging));
+    proposed.extend(Plugging.propose(&now, &mut memories.plugging));
+    proposed.extend(Settling(&policies.settle).propose(&now, &mut memories.settling));
     conflicts::settle_conflicts(now, proposed)
 }
 
 impl Memories {
     /// Until when memory of a VM rests that could not be moved.
     pub fn memory_rests_until_ns(&self, id: VmId, now_ns: u64) -> Option<u64> {
-        self.homing.rests_until_ns(id, now_ns)
+        self.homing.repatriator.rests_until_ns(id, now_ns)
+    }
+
+    /// What was not published to a VM, or not at once, since it was first seen.
+    pub fn suppressed(&self, id: VmId) -> Suppressed {
+        self.settling.get(id).map(Settler::suppressed).unwrap_or_default()
     }
 }
 
@@ -150,6 +154,10 @@ impl<T: Default> PerVm<T> {
             *known = (found_ns, T::default());
         }
         &mut known.1
+    }
+
+    fn get(&self, id: VmId) -> Option<&T> {
+        self.0.get(&id).map(|(_, known)| known)
     }
 
     fn forget(&mut self, id: VmId) {

@@ -1,7 +1,7 @@
-//! Moves of vCPUs, and of memory, that an operator or a re-home has asked for.
+//! Moves of vCPUs, and of memory, that an operator or a re-home has asked for, and the end of those of VMs that are gone.
 
 use super::{Now, Propose};
-use crate::{Action, Reason, Step};
+use crate::{Action, Reason, Step, task::TaskId};
 use std::collections::BTreeSet;
 
 /// Moves of one vCPU are made one after the other.
@@ -11,7 +11,9 @@ impl Propose for Moving {
     type Memory = ();
 
     fn propose(&self, now: &Now<'_>, (): &mut ()) -> Vec<Step> {
-        let mut steps = Vec::new();
+        let moves = now.world.left().iter().filter_map(|left| left.moving);
+        let stop = |task: TaskId| Step::now(task.vm, Action::StopMemory(task, Reason::Ended));
+        let mut steps: Vec<_> = moves.map(stop).collect();
         for (id, _, vm) in now.vms() {
             let mut vcpus = BTreeSet::new();
             for task in &vm.moves {

@@ -1,4 +1,4 @@
-//! What scx_vnuma learns of the vCPUs that policies schedule: it lets idle CPUs steal these between two periods.
+//! What scx_vnuma learns when it is loaded, and of the vCPUs that policies schedule: it lets idle CPUs steal these between two periods.
 
 use super::{Now, Propose, SchedulingMemory};
 use crate::{
@@ -9,12 +9,15 @@ use crate::{
 use std::collections::BTreeMap;
 use vnuma_model::Vcpu;
 
-/// Ranks the vCPUs of VMs whose policies act, once a period, by what scheduling remembers of them.
+/// Tells it of places that were set by affinities, and ranks the vCPUs of VMs whose policies act, once a period, by what scheduling
+/// remembers of them.
 pub struct Ranking<'a>(pub &'a SchedulingMemory);
 
 /// What is remembered of ranks.
 #[derive(Clone, Debug, Default)]
 pub struct RankingMemory {
+    /// How often scx_vnuma had been loaded at the last decision.
+    loads: u64,
     /// Number of the last reading.
     reading: u64,
     /// VMs that scx_vnuma knows: when each was found, and its process.
@@ -31,6 +34,9 @@ impl Propose for Ranking<'_> {
             true => world.iter().map(|(id, _)| id).chain(now.gone()).collect(),
             false => now.ids().filter(|id| ranked.contains_key(id)).collect(),
         };
+        let loaded = std::mem::replace(&mut memory.loads, world.scheduler_loads) != world.scheduler_loads;
+        let again = |(id, _)| Step::now(id, Action::PlaceAgain(Reason::Loaded));
+        let mut steps: Vec<_> = world.iter().filter(|_| loaded).map(again).collect();
         let mut ranks = Vec::new();
         for id in ids {
             let vm = world.get(id).and_then(|managed| managed.vm.as_ref());
@@ -50,12 +56,13 @@ impl Propose for Ranking<'_> {
             }
         }
         if ranks.is_empty() {
-            return Vec::new();
+            return steps;
         }
         let vms = world.iter().filter_map(|(_, managed)| managed.vm.as_ref());
         let stealing = Policy::stealing_of_host(vms.map(|vm| vm.scheduling.policy));
         let step = |(id, pid, vcpus, why)| Step::now(id, Action::Rank(Ranks { pid, vcpus, stealing }, why));
-        ranks.into_iter().map(step).collect()
+        steps.extend(ranks.into_iter().map(step));
+        steps
     }
 }
 

@@ -4,7 +4,7 @@ use super::{LastPeriod, Now, PerVm, Propose, conflicts::Pages};
 use crate::{
     Action, Policies, Reason, Step,
     memory_move::{MemoryReason, MoveMemory, NodeMemory},
-    rehome::{Part, Rehome, RehomeStep},
+    rehome::{Efforts, Part, Rehome, RehomeStep},
     rehome_policy::{NodeView, Rehomer},
     residency::{AreaSample, MemoryArea, MemoryObservation},
     world::{Move, RehomeWish, Vm, VmId, World, moves_of, too_much_kept},
@@ -32,6 +32,7 @@ pub struct RehomingMemory {
 struct Seen {
     look: u64,
     rehome_ns: Option<u64>,
+    efforts: Efforts,
 }
 
 impl Propose for Rehoming<'_> {
@@ -43,29 +44,30 @@ impl Propose for Rehoming<'_> {
             memory.rehomer.forget(id);
         }
         let mut steps = Vec::new();
-        now.vms().for_each(|(id, _, vm)| self.take_on(now, id, vm, &mut steps));
-        let looked_at = now.vms().filter(|(_, _, vm)| vm.homing.look > 0 || vm.homing.rehome.is_some());
-        let wish = |(id, _, vm): (VmId, _, &Vm)| {
+        for (id, _, vm) in now.vms().filter(|(_, _, vm)| vm.homing.look > 0 || vm.homing.rehome.is_some()) {
             let seen = memory.seen.of(id, vm.found_ns);
-            let begun = std::mem::replace(&mut seen.rehome_ns, vm.homing.rehome_ns) != vm.homing.rehome_ns;
-            if let Some(rehome) = vm.homing.rehome.as_ref().filter(|rehome| begun && rehome.why.is_none()) {
-                memory.rehomer.rehomed(&self.policies.rehome, id, rehome.guest_node, now.now_ns);
+            if std::mem::replace(&mut seen.rehome_ns, vm.homing.rehome_ns) != vm.homing.rehome_ns {
+                seen.efforts = Efforts::default();
+                if let Some(rehome) = vm.homing.rehome.as_ref().filter(|rehome| rehome.why.is_none()) {
+                    memory.rehomer.rehomed(&self.policies.rehome, id, rehome.guest_node, now.now_ns);
+                }
             }
-            let looked = std::mem::replace(&mut seen.look, vm.homing.look) != vm.homing.look;
-            let wish = looked.then(|| self.decide(now, id, vm, &mut memory.rehomer))??;
-            Some(Step::now(id, Action::RehomeNode(wish)))
-        };
-        steps.extend(looked_at.filter_map(wish));
+            self.take_on(now, id, vm, &mut seen.efforts, &mut steps);
+            if std::mem::replace(&mut seen.look, vm.homing.look) != vm.homing.look {
+                let wish = self.decide(now, id, vm, &mut memory.rehomer);
+                steps.extend(wish.map(|wish| Step::now(id, Action::RehomeNode(wish))));
+            }
+        }
         steps
     }
 }
 
 impl Rehoming<'_> {
     /// The next state of a re-home, and the steps that it needs.
-    fn take_on(&self, now: &Now<'_>, id: VmId, vm: &Vm, steps: &mut Vec<Step>) {
+    fn take_on(&self, now: &Now<'_>, id: VmId, vm: &Vm, efforts: &mut Efforts, steps: &mut Vec<Step>) {
         let Some(rehome) = vm.homing.rehome.as_ref().filter(|rehome| rehome.is_active()) else { return };
         let mut next = rehome.clone();
-        let step = next.next(&vm.rehome_view(rehome.guest_node, self.policies, now.now_ns));
+        let step = next.next(&vm.rehome_view(rehome.guest_node), efforts);
         let mut actions = Vec::new();
         match step {
             RehomeStep::Wait if next.phase() == rehome.phase() => return,

@@ -1,7 +1,7 @@
 //! Scheduling of the host's vCPUs, a period at a time: readings become input of the policies that are in use, and what these
 //! decide becomes steps.
 
-use super::{Now, Propose};
+use super::{Now, PerVm, Propose};
 use crate::{
     Action, Reason, Step,
     residency::{AreaSample, MemoryObservation},
@@ -11,7 +11,10 @@ use crate::{
         analyzer::Bounds,
         entitlement::{DEFAULT_WEIGHT, Want, entitle},
     },
-    world::{Confine, Counted, HostReading, Periods, VcpuMask, VcpuReading, Vm, VmId, VmReading, World},
+    world::{
+        Confine, ConnectionId, Counted, HostReading, Periods, VcpuMask, VcpuReading, Vm, VmId, VmReading,
+        World,
+    },
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use vnuma_model::{ApicId, CpuSet, HostNodeId};
@@ -31,6 +34,8 @@ pub struct SchedulingMemory {
     bounds: BTreeMap<Policy, Bounds>,
     /// By VM: its policy, and what the last periods showed it of its vCPUs.
     shown: BTreeMap<VmId, (Policy, BTreeMap<ApicId, Shown>)>,
+    /// The connection over which pins of an earlier vnumad were given back.
+    settled: PerVm<Option<ConnectionId>>,
     pub(super) last: LastPeriod,
 }
 
@@ -104,14 +109,24 @@ impl Propose for Scheduling<'_> {
 
     fn propose(&self, now: &Now<'_>, memory: &mut SchedulingMemory) -> Vec<Step> {
         let (world, mut wanted, mut steps) = (now.world, BTreeMap::new(), Vec::new());
-        now.gone().for_each(|id| drop(memory.shown.remove(&id)));
+        for id in now.gone() {
+            memory.shown.remove(&id);
+            memory.settled.forget(id);
+        }
         if let Some(reading) = world.periods().last()
             && memory.last.number != world.periods().reading_number()
         {
             memory.decide(self.0, world, reading, &mut wanted);
         }
+        let left = world.left().iter().filter_map(|left| Some((left.vm, left.masked?)));
+        steps.extend(left.map(|(id, pid)| Step::now(id, Action::RestoreMasks(pid, Reason::Ended))));
         let machine = world.periods().machine();
-        for (id, _, vm) in now.vms() {
+        for (id, managed, vm) in now.vms() {
+            let answers = managed.responsive().filter(|_| managed.abilities.pins);
+            if answers.is_some() && std::mem::replace(memory.settled.of(id, vm.found_ns), answers) != answers
+            {
+                steps.push(Step::now(id, Action::SettlePins(Reason::LeftBehind)));
+            }
             // What was wanted before, unless something else is now.
             for (&vcpu, mask) in vm.scheduling.masks.iter().filter(|(_, mask)| !mask.step.is_under_way()) {
                 let back = || mask.released.then(|| memory.give_back(machine, (id, vm), vcpu, mask));

@@ -1,23 +1,24 @@
 //! What is true is published when it has settled.
 
-use super::{Now, Propose};
-use crate::{Action, Due, SettlePolicy, Step};
+use super::{Now, PerVm, Propose};
+use crate::{Action, SettlePolicy, Settler, Step};
 
-/// When a difference is worth a publication is said by the [`Settler`](crate::Settler).
+/// When a difference is worth a publication is said by the [`Settler`].
 pub struct Settling<'a>(pub &'a SettlePolicy);
 
 impl Propose for Settling<'_> {
-    type Memory = ();
+    type Memory = PerVm<Settler>;
 
-    fn propose(&self, now: &Now<'_>, (): &mut ()) -> Vec<Step> {
+    fn propose(&self, now: &Now<'_>, memory: &mut PerVm<Settler>) -> Vec<Step> {
+        now.gone().for_each(|id| memory.forget(id));
         let publication = |(id, _, vm): (_, _, &crate::world::Vm)| {
-            let generation = vm.may_publish()?;
-            let (reason, not_before_ns) = match vm.placement.due(self.0, now.now_ns) {
-                Due::Nothing => return None,
-                Due::Deferred(reason) => (reason, vm.placement.next_deadline_ns(self.0)?),
-                Due::Now(reason) => (reason, now.now_ns),
+            let settler = memory.of(id, vm.found_ns);
+            let Some(generation) = vm.may_publish() else {
+                settler.see(&vm.placement);
+                return None;
             };
-            Some(Step { vm: id, action: Action::Publish(generation, reason), not_before_ns })
+            let (not_before_ns, batch, reason) = settler.next(self.0, &vm.placement, now.now_ns)?;
+            Some(Step { vm: id, action: Action::Publish(generation, batch, reason), not_before_ns })
         };
         now.vms().filter_map(publication).collect()
     }

@@ -6,6 +6,7 @@ use crate::{
     hotness::{HOLDS_NS, Hotness},
     memory_move::{BASE_KIB, MemoryPolicy},
     rehome::Rehome,
+    repatriation::MemorySettings,
     residency::{AreaSample, MemoryArea, MemoryObservation},
     scheduling::Policy,
 };
@@ -25,12 +26,12 @@ pub struct KnownMemory {
     pub look: u64,
     /// What the last observation showed.
     pub observed: Option<Arc<MemoryObservation>>,
+    /// When it ended.
+    pub looked_ns: u64,
     /// Why the last one failed.
     pub problem: Option<String>,
-    /// The observation that is under way, and when the next one is due, and why.
+    /// The observation that is under way, and when one that was asked for is due, and why.
     pub observation: Task<(u64, Reason), ()>,
-    /// Before this time another observation would exceed its share of CPU time.
-    pub rests_until_ns: u64,
     /// What is known of the heat of its memory.
     pub hotness: HotnessWatch,
     /// The last guest node that got another home on request, or gets it.
@@ -46,6 +47,16 @@ impl KnownMemory {
     pub(super) fn new(now_ns: u64) -> Self {
         Self { since_ns: now_ns, ..Self::default() }
     }
+
+    /// Before this time another observation would exceed its share of CPU time. A failed one may cost as much as one that succeeds.
+    pub fn rests_until_ns(&self, settings: &MemorySettings) -> u64 {
+        let rest_ns = match (&self.problem, &self.observed) {
+            (Some(_), _) => SECOND_NS,
+            (None, Some(observed)) => settings.rest_ns(observed.cost_ns),
+            (None, None) => 0,
+        };
+        self.looked_ns.saturating_add(rest_ns)
+    }
 }
 
 /// What is known of how hot a VM's memory is.
@@ -59,18 +70,21 @@ pub struct HotnessWatch {
     pub(crate) watch: u64,
     /// The watch that is under way.
     pub task: Task,
-    /// Until this time the last watch holds, or, if it failed, no other one is tried.
-    holds_until_ns: u64,
+    /// When the last one ended.
+    watched_ns: u64,
 }
 
 impl HotnessWatch {
-    pub(crate) fn holds(&self, now_ns: u64) -> bool {
-        now_ns < self.holds_until_ns
+    /// Does the last watch hold? If it failed: is no other one tried?
+    pub(crate) fn holds(&self, settings: &MemorySettings, now_ns: u64) -> bool {
+        let known = self.known.as_ref().filter(|_| self.problem.is_none());
+        let rest_ns = known.map_or(0, |known| settings.rest_ns(known.cost_ns));
+        self.watch > 0 && now_ns < self.watched_ns.saturating_add(rest_ns.max(HOLDS_NS))
     }
 
     /// The heat, if the last watch still holds and says something.
-    pub(crate) fn now(&self, now_ns: u64) -> Option<&Hotness> {
-        self.known.as_deref().filter(|known| self.holds(now_ns) && known.says_something())
+    pub(crate) fn now(&self, settings: &MemorySettings, now_ns: u64) -> Option<&Hotness> {
+        self.known.as_deref().filter(|known| self.holds(settings, now_ns) && known.says_something())
     }
 }
 
@@ -181,12 +195,6 @@ impl World {
         let vm = self.vms.get_mut(&id)?.vm.as_mut()?;
         let before = std::mem::replace(&mut vm.homing.policy, policy);
         if before != policy {
-            let due_ns = now_ns.max(vm.homing.rests_until_ns);
-            // One without a policy may be looked at because of its size.
-            if policy != MemoryPolicy::None || vm.homing.sizes.is_empty() {
-                vm.homing.observation.wanted =
-                    (policy != MemoryPolicy::None).then_some((due_ns, Reason::Requested));
-            }
             vm.scheduling.memory.task.wanted.take_if(|order| order.is_home());
             vm.homing.since_ns = now_ns;
         }
@@ -194,56 +202,38 @@ impl World {
         Some(before)
     }
 
-    /// Asks for a look at a VM's memory now. False: another look would cost too much, so that the last one has to do.
-    pub fn observe_now(&mut self, id: VmId, now_ns: u64) -> bool {
+    /// Asks for a look at a VM's memory now. False: it rests, so that the last look has to do.
+    pub fn observe_now(&mut self, id: VmId, rests_until_ns: u64, now_ns: u64) -> bool {
         let Some((_, vm)) = self.vm_mut(id) else { return false };
         if vm.homing.observation.is_under_way() {
             return true;
         }
-        if now_ns < vm.homing.rests_until_ns {
+        if now_ns < rests_until_ns {
             return false;
         }
         vm.homing.observation.wanted = Some((now_ns, Reason::Requested));
         true
     }
 
-    /// Begins a look at a VM's memory. Returns its task and that memory.
-    pub fn observation_begun(&mut self, id: VmId) -> Option<(TaskId, Vec<MemoryArea>)> {
-        let task = self.next_task(id);
-        let (_, vm) = self.vm_mut(id)?;
-        vm.homing.observation.begin(task, ());
-        Some((task, vm.memory_areas()))
-    }
-
-    /// A look has ended. The next one is due at an interval if a policy of the VM needs looks.
+    /// A look has ended.
     pub fn note_observation(
         &mut self,
         task: TaskId,
-        policies: &Policies,
         outcome: Result<MemoryObservation, String>,
         now_ns: u64,
     ) {
         self.looks += 1;
-        let (look, settings) = (self.looks, &policies.memory);
+        let look = self.looks;
         let Some((_, vm)) = self.vm_mut(task.vm) else { return };
         let homing = &mut vm.homing;
         homing.observation.end(task);
-        homing.look = look;
+        // It was one for whoever has asked meanwhile.
+        homing.observation.wanted = None;
+        (homing.look, homing.looked_ns) = (look, now_ns);
         match outcome {
-            Ok(observed) => {
-                let rest_ns = observed.cost_ns.saturating_mul(1000) / settings.cost_permille.max(1);
-                homing.rests_until_ns = now_ns.saturating_add(rest_ns);
-                (homing.observed, homing.problem) = (Some(Arc::new(observed)), None);
-            }
-            // A failed look may cost as much as one that succeeds.
-            Err(problem) => {
-                homing.rests_until_ns = now_ns.saturating_add(SECOND_NS);
-                homing.problem = Some(problem);
-            }
+            Ok(observed) => (homing.observed, homing.problem) = (Some(Arc::new(observed)), None),
+            Err(problem) => homing.problem = Some(problem),
         }
-        let due_ns = now_ns.saturating_add(settings.observe_ns).max(homing.rests_until_ns);
-        let wanted = vm.homing.policy != MemoryPolicy::None || vm.is_looked_at(policies);
-        vm.homing.observation.wanted = wanted.then_some((due_ns, Reason::Period));
     }
 
     /// VMs whose memory policies may move. They share the host's rate.
@@ -252,30 +242,14 @@ impl World {
         self.vms.values().filter_map(|managed| managed.vm.as_ref()).filter(|vm| shares(vm)).count()
     }
 
-    /// Begins a watch of the heat of a VM's memory. Returns its task and that memory.
-    pub fn hotness_begun(&mut self, id: VmId) -> Option<(TaskId, Vec<MemoryArea>)> {
-        let task = self.next_task(id);
-        let (_, vm) = self.vm_mut(id)?;
-        vm.homing.hotness.task.begin(task, ());
-        Some((task, vm.memory_areas()))
-    }
-
     /// A watch has ended.
-    pub fn note_hotness(
-        &mut self,
-        task: TaskId,
-        policies: &Policies,
-        outcome: Result<Hotness, String>,
-        now_ns: u64,
-    ) {
+    pub fn note_hotness(&mut self, task: TaskId, outcome: Result<Hotness, String>, now_ns: u64) {
         self.looks += 1;
         let number = self.looks;
         let Some((_, vm)) = self.vm_mut(task.vm) else { return };
         let watch = &mut vm.homing.hotness;
-        let cost_ns = outcome.as_ref().map_or(0, |known| known.cost_ns);
-        let rest_ns = cost_ns.saturating_mul(1000) / policies.memory.cost_permille.max(1);
         watch.task.end(task);
-        (watch.watch, watch.holds_until_ns) = (number, now_ns.saturating_add(rest_ns.max(HOLDS_NS)));
+        (watch.watch, watch.watched_ns) = (number, now_ns);
         (watch.known, watch.problem) = match outcome {
             Ok(known) => (Some(Arc::new(known)), None),
             Err(problem) => (None, Some(problem)),

@@ -6,7 +6,7 @@
 //!                  └── another policy ──┴──▶ stopped, with what was moved so far
 //! ```
 
-use super::{Task, TaskId, VmId, World};
+use super::{Task, TaskId, World};
 use crate::memory_move::{MemoryReason, MoveMemory, PAGE};
 
 /// How far a move has got.
@@ -60,6 +60,19 @@ pub struct MemoryMoves {
 }
 
 impl MemoryMoves {
+    /// A move begins. Returns it.
+    pub fn begin(&mut self, task: TaskId, order: MoveMemory, now_ns: u64) -> LastMemoryMove {
+        let assumed = match &order.why {
+            MemoryReason::Nearer(why) => why.assumed,
+            MemoryReason::Home(why) => why.assumed,
+            MemoryReason::Rehome(_) => false,
+        };
+        let moved = MemoryMoved::default();
+        let begun = LastMemoryMove { order, assumed, began_ns: now_ns, ended_ns: None, moved };
+        self.task.begin(task, begun.clone());
+        begun
+    }
+
     /// The last one, or the one that is under way.
     pub fn shown(&self) -> Option<&LastMemoryMove> {
         self.task.begun().or(self.task.last.as_ref())
@@ -72,26 +85,6 @@ impl MemoryMoves {
 }
 
 impl World {
-    /// Begins a move.
-    pub fn memory_begun(
-        &mut self,
-        id: VmId,
-        order: MoveMemory,
-        now_ns: u64,
-    ) -> Option<(TaskId, LastMemoryMove)> {
-        let assumed = match &order.why {
-            MemoryReason::Nearer(why) => why.assumed,
-            MemoryReason::Home(why) => why.assumed,
-            MemoryReason::Rehome(_) => false,
-        };
-        let task = self.next_task(id);
-        let memory = &mut self.vms.get_mut(&id)?.vm.as_mut()?.scheduling.memory;
-        let moved = MemoryMoved::default();
-        let begun = LastMemoryMove { order, assumed, began_ns: now_ns, ended_ns: None, moved };
-        memory.task.begin(task, begun.clone());
-        Some((task, begun))
-    }
-
     /// Notes how far a move is, or that it has ended. Returns the move. `None`: it is not under way.
     pub fn memory_moved(
         &mut self,

@@ -29,11 +29,11 @@ pub use reading::{HostReading, MemoryRange, MemoryReading, VcpuReading, VmReadin
 pub use rehome::RehomeObstacle;
 pub(crate) use rehome::{moves_of, too_much_kept};
 pub use sizing::{NodeSizing, ResizeObstacle, ResizeWish, SizeMode, WantedSize};
-pub use unplug::{UNPLUG_LIMIT_NS, Unplug, UnplugStep};
+pub use unplug::Unplug;
 pub use vnuma_model::{Accesses, ConnectionId, Counted, DriverStatus, RequestId, StopReason, VmId};
 
 use crate::{
-    Action, Observation, Plan, Policies, Reason, Step, VmPlacement, migration::Migration, scheduling::Policy,
+    Action, Observation, Plan, Reason, Step, VmPlacement, migration::Migration, scheduling::Policy,
     sizing::Resize,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -146,7 +146,7 @@ pub struct Vm {
     pub moves: Vec<Task<Move>>,
     /// The replug that an operator wants, the one that is under way, and how and when the last one ended.
     pub replug: Task<Replug, Replug, (ReplugEnd, u64)>,
-    /// When it is to be attached or a vCPU to be replugged, if nothing else happens.
+    /// When the first step that waits for its time is due.
     waits_until_ns: Option<u64>,
     /// How its vCPUs are scheduled.
     pub scheduling: VmScheduling,
@@ -241,14 +241,9 @@ impl Vm {
     }
 
     /// The unplug of the channel's device, if one is wanted and nothing else is under way with the channel.
-    fn waiting_unplug(&self) -> Option<&Unplug> {
+    pub(crate) fn waiting_unplug(&self) -> Option<&Unplug> {
         let idle = matches!(self.channel, ChannelState::Attached(_) | ChannelState::Lost);
         self.unplug.as_ref().filter(|_| idle && !self.is_migrating())
-    }
-
-    /// The next step for a guest that has not released its channel's device. `answers`: its hypervisor can be asked.
-    pub(crate) fn unplug_step(&self, answers: bool, now_ns: u64) -> Option<UnplugStep> {
-        self.waiting_unplug()?.step(answers, now_ns)
     }
 
     /// It is marked, and the mark is not to go.
@@ -442,25 +437,27 @@ impl ManagedVm {
     }
 
     /// Its next deadline.
-    fn deadline_ns(&self, policies: &Policies) -> Option<u64> {
+    fn deadline_ns(&self) -> Option<u64> {
         let retry = match self.link {
             Link::Disconnected { retry_ns, .. } => Some(retry_ns),
             _ => None,
         };
         let vm = self.vm.as_ref();
-        let publication = vm
-            .filter(|vm| vm.may_publish().is_some())
-            .and_then(|vm| vm.placement.next_deadline_ns(&policies.settle));
-        let free = |vm: &&Vm| vm.is_free() && self.responsive().is_some();
-        let waits = vm.filter(free).and_then(|vm| vm.waits_until_ns);
+        let waits = vm.and_then(|vm| vm.waits_until_ns);
         let look = vm.and_then(|vm| vm.look_ns);
-        let looks = vm.map(|vm| &vm.homing.observation).filter(|task| !task.is_under_way());
-        let observation = looks.and_then(|task| task.wanted).map(|(due_ns, _)| due_ns);
-        let answers = self.responsive().is_some();
-        let migration = vm.and_then(|vm| vm.migration.as_ref()?.due(answers, 0).map(|(_, ns)| ns).min());
-        let unplug = vm.and_then(|vm| vm.waiting_unplug()?.deadline_ns(answers));
-        [retry, publication, waits, look, observation, migration, unplug].into_iter().flatten().min()
+        [retry, waits, look].into_iter().flatten().min()
     }
+}
+
+/// What a VM that is gone has left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Left {
+    /// The VM. Another one may be known by this by now.
+    pub vm: VmId,
+    /// Its process, if that goes on with masks that policies have set.
+    pub masked: Option<i32>,
+    /// The move of its memory that is under way.
+    pub moving: Option<TaskId>,
 }
 
 /// All that is known.
@@ -468,6 +465,8 @@ impl ManagedVm {
 pub struct World {
     /// The host.
     pub host: HostTopology,
+    /// How often scx_vnuma was loaded.
+    pub scheduler_loads: u64,
     vms: BTreeMap<VmId, ManagedVm>,
     /// Deadlines by time, one for each VM that has any.
     deadlines: BTreeSet<(u64, VmId)>,
@@ -476,6 +475,8 @@ pub struct World {
     touched: BTreeSet<VmId>,
     /// Steps that operators, or what is under way, want, and that are in no plan yet.
     wanted: Vec<Step>,
+    /// What VMs have left that are gone since the last decision.
+    left: Vec<Left>,
     periods: Periods,
     /// Looks at memory that have ended, of all VMs.
     looks: u64,
@@ -536,6 +537,19 @@ impl World {
         self.vms.remove(&id)
     }
 
+    /// Forgets what a VM consists of. `ended`: its process has ended.
+    pub fn drop_vm(&mut self, id: VmId, ended: bool) -> Option<Vm> {
+        let vm = self.get_mut(id)?.vm.take()?;
+        let masked = (!ended && vm.scheduling.in_use()).then_some(vm.description.pid);
+        self.left.push(Left { vm: id, masked, moving: vm.scheduling.memory.task.id() });
+        Some(vm)
+    }
+
+    /// What VMs have left that are gone since the last decision.
+    pub(crate) fn left(&self) -> &[Left] {
+        &self.left
+    }
+
     /// All VMs.
     pub fn iter(&self) -> impl Iterator<Item = (VmId, &ManagedVm)> {
         self.vms.iter().map(|(id, vm)| (*id, vm))
@@ -584,8 +598,8 @@ impl World {
         &self.wanted
     }
 
-    /// Notes what a plan wants and cannot begin yet.
-    pub fn note_waits(&mut self, plan: &Plan) {
+    /// Notes what a plan wants and cannot begin yet. A step that waits for its time has its VM considered again then.
+    pub fn note_waits(&mut self, plan: &Plan, now_ns: u64) {
         for id in &plan.considered {
             if let Some(vm) = self.vms.get_mut(id).and_then(|managed| managed.vm.as_mut())
                 && vm.waits_until_ns.take().is_some()
@@ -595,23 +609,17 @@ impl World {
         }
         for step in &plan.waits {
             let Some((_, vm)) = self.vm_mut(step.vm) else { continue };
+            if step.not_before_ns > now_ns {
+                let until_ns = vm.waits_until_ns.get_or_insert(step.not_before_ns);
+                *until_ns = step.not_before_ns.min(*until_ns);
+            }
             match &step.action {
-                Action::Publish(..) => vm.placement.note_deferred(),
                 Action::Confine(confine) => {
                     if let Some(mask) = vm.scheduling.masks.get_mut(&confine.vcpu) {
                         (mask.step.wanted, mask.released) = (Some(*confine), false);
                     }
                 }
                 Action::MoveMemory(order) => vm.scheduling.memory.task.wanted = Some(order.clone()),
-                Action::ObserveMemory(why) => {
-                    let next = (step.not_before_ns, *why);
-                    let known = vm.homing.observation.wanted;
-                    vm.homing.observation.wanted = known.filter(|known| known.0 <= next.0).or(Some(next));
-                }
-                Action::Attach(_) | Action::Replug(..) => {
-                    let until_ns = vm.waits_until_ns.get_or_insert(step.not_before_ns);
-                    *until_ns = step.not_before_ns.min(*until_ns);
-                }
                 _ => {}
             }
         }
@@ -627,15 +635,16 @@ impl World {
     }
 
     /// Ends a turn, after its changes were considered.
-    pub fn commit(&mut self, policies: &Policies, now_ns: u64) {
-        self.refresh(policies, now_ns);
+    pub fn commit(&mut self, now_ns: u64) {
+        self.refresh(now_ns);
         self.touched.clear();
+        self.left.clear();
     }
 
     /// Updates the deadlines of all VMs that changed or whose deadline has passed.
-    fn refresh(&mut self, policies: &Policies, now_ns: u64) {
+    fn refresh(&mut self, now_ns: u64) {
         for id in self.due(now_ns) {
-            let deadline_ns = self.vms.get(&id).and_then(|managed| managed.deadline_ns(policies));
+            let deadline_ns = self.vms.get(&id).and_then(|managed| managed.deadline_ns());
             if let Some(before_ns) = self.indexed.remove(&id) {
                 self.deadlines.remove(&(before_ns, id));
             }
@@ -681,7 +690,7 @@ mod tests {
 
     #[test]
     fn vms_whose_memory_any_policy_moves_share_the_hosts_rate() {
-        use crate::memory_move::MemoryPolicy;
+        use crate::{Policies, memory_move::MemoryPolicy};
         let mut world = World::new(host());
         let of = [
             (MemoryPolicy::Both, Policy::Off),
@@ -706,7 +715,7 @@ mod tests {
         let mut world = World::new(host());
         world.insert(1, managed(&world.host));
         let mut see = |cpu: u32, pinned: Option<u32>, time_ns: u64| {
-            world.commit(&Policies::default(), time_ns);
+            world.commit(time_ns);
             let location = VcpuLocation { cpu, node: cpu % 2, pinned, time_ns };
             let change = world.locate(1, 0, Some(location));
             let cpu = world.get(1).and_then(|managed| Some(managed.vm.as_ref()?.locations[&0].cpu));

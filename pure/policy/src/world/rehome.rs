@@ -2,7 +2,7 @@
 
 use super::{ChannelState, Task, Vm, VmId, World};
 use crate::{
-    Due, Policies, backings,
+    backings,
     memory_move::{BASE_KIB, MemoryReason, MoveMemory},
     plan::{Move, Mover, RehomeWish},
     rehome::{Part, Rehome, RehomePhase, RehomeView},
@@ -110,11 +110,10 @@ impl Vm {
     }
 
     /// The guest knows the homes, or has no channel to learn them by.
-    fn is_published(&self, policies: &Policies, now_ns: u64) -> bool {
+    fn is_published(&self) -> bool {
         match self.channel {
             ChannelState::Attached(_) | ChannelState::Detaching(_) => {
-                !self.publication.is_under_way()
-                    && self.placement.due(&policies.settle, now_ns) == Due::Nothing
+                !self.publication.is_under_way() && self.placement.is_published()
             }
             ChannelState::Attaching | ChannelState::Recovering => false,
             _ => true,
@@ -130,18 +129,13 @@ impl Vm {
         (!is_home && vcpus.iter().all(there)).then_some(at)
     }
 
-    pub(crate) fn rehome_view(
-        &self,
-        guest_node: GuestNodeId,
-        policies: &Policies,
-        now_ns: u64,
-    ) -> RehomeView {
+    pub(crate) fn rehome_view(&self, guest_node: GuestNodeId) -> RehomeView {
         let memory = &self.scheduling.memory;
         RehomeView {
             parts: self.parts_of(guest_node),
             home: self.placement.homes().get(&guest_node).copied(),
             moving: memory.task.is_under_way() || memory.task.wanted.is_some(),
-            published: self.is_published(policies, now_ns),
+            published: self.is_published(),
             vcpus: self.description.vcpus.iter().map(|vcpu| vcpu.apic_id).collect(),
         }
     }

@@ -2,7 +2,6 @@
 
 use super::{DescriptionSource, TaskId, Vm, VmId, World};
 use crate::{
-    Reason,
     memory_move::NodeMemory,
     sizing::{Request, Resize, ResizePhase, SizeBounds, SizeSettings, SizedBy, most, sums},
 };
@@ -248,9 +247,6 @@ impl World {
         (sizing.mode, sizing.asked_ns) = (Some(mode), now_ns);
         if resize.is_some() {
             (sizing.resize, sizing.ended_ns) = (resize, None);
-        }
-        if matches!(mode, SizeMode::Auto(_)) {
-            vm.homing.observation.wanted.get_or_insert((now_ns.max(vm.homing.rests_until_ns), Reason::Sized));
         }
     }
 
