@@ -51,7 +51,7 @@ pub struct Seat {
     #[arg(long, hide = true, default_value = "")]
     protocol: String,
     /// Where sockets and keys are
-    #[arg(long, hide = true, default_value = ".")]
+    #[arg(id = "sockets", long, hide = true, default_value = ".")]
     directory: PathBuf,
     #[arg(long, hide = true, value_delimiter = ',')]
     addresses: Vec<SocketAddr>,
@@ -218,7 +218,7 @@ impl Other {
         let mut child = Command::new(std::env::current_exe()?);
         child
             .args(["--node", &seat.node.unwrap_or(0).to_string(), "--kind", &seat.kind])
-            .args(["--protocol", &seat.protocol, "--addresses", &addresses.join(","), "--directory"])
+            .args(["--protocol", &seat.protocol, "--addresses", &addresses.join(","), "--sockets"])
             .arg(&seat.directory)
             .args(["--managed", &seat.managed.join(",")])
             .args(seat.steps.iter().flat_map(|path| ["--steps".as_ref(), path.as_os_str()]))

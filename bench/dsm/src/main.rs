@@ -253,3 +253,14 @@ fn faults(arguments: &Arguments, kind: peer::Kind, report: &report::Report) -> R
     let parts = report::Parts { transport: kind.name(), floor, local_fault, stack, wake_up, sum };
     Ok(Faults { rows, transports, parts })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_arguments_do_not_contradict_each_other() {
+        Arguments::command().debug_assert();
+    }
+}
