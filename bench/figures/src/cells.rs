@@ -104,8 +104,7 @@ fn lines(path: &Path) -> Result<Vec<(Option<Header>, String)>> {
         ensure!(found == *said, "{}: its sha256 is {found:?}, not {said:?}", place());
         Ok((Some(header), measured.to_owned()))
     };
-    let all: Vec<_> = whole.enumerate().map(line).collect::<Result<_>>()?;
-    Ok(all)
+    whole.enumerate().map(line).collect()
 }
 
 /// An error names the field.
