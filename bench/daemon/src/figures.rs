@@ -1,9 +1,9 @@
 //! The report's rows, and what is expected of them.
 
-use crate::{growth::Growth, readers::Clients, row::Plan, vms::VCPUS, yardstick::Yardstick};
+use crate::{readers::Clients, yardstick::Yardstick};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use vnuma_bench_figures::{goals::Limit, report};
+use vnuma_bench_figures::{goals::Limit, report, stats::median};
 
 /// What bench/README.md explains. A figure of a row that was skipped is null.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -62,19 +62,27 @@ pub fn table(rows: &[Row]) -> String {
     report::table(COLUMNS, rows)
 }
 
-impl Row {
-    /// One that cannot be measured here.
-    pub fn skipped(plan: &Plan, reason: String) -> Self {
-        Self {
-            backend: plan.backend.to_owned(),
-            locations: plan.locations.to_owned(),
-            clients: plan.clients,
-            vms: plan.vms,
-            vcpus: plan.vms * VCPUS,
-            moves_per_s: plan.moves_per_s,
-            skipped: Some(reason),
-            ..Self::default()
-        }
+/// What bench/README.md explains.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Growth {
+    pub vms: [usize; 2],
+    pub moves_per_s: u64,
+    /// Of each turn.
+    pub turns_cpu_us_per_move: Vec<[f64; 2]>,
+    /// Median of the turns.
+    pub cpu_us_per_move: [Option<f64>; 2],
+    /// Median of each turn's large by small; `None`: skipped.
+    pub ratio: Option<f64>,
+    pub skipped: Option<String>,
+}
+
+impl Growth {
+    /// From the cost of a move in each turn.
+    pub fn of(vms: [usize; 2], moves_per_s: u64, turns: Vec<[f64; 2]>) -> Self {
+        let each = |host: usize| median(turns.iter().map(|turn| turn[host]));
+        let ratio = median(turns.iter().map(|[few, many]| many / few));
+        let cpu_us_per_move = [each(0), each(1)];
+        Self { vms, moves_per_s, turns_cpu_us_per_move: turns, cpu_us_per_move, ratio, skipped: None }
     }
 }
 

@@ -2,17 +2,17 @@
 //! machine that is shared; so a small and a large host exist at the same time, and are moved in turn.
 
 use crate::{
+    figures::Growth,
     moves::Moves,
     readers::Clients,
     row::{Host, Plan, progress},
 };
-use serde::{Deserialize, Serialize};
 use std::{
     path::Path,
     thread,
     time::{Duration, Instant},
 };
-use vnuma_bench_figures::stats::{Samples, median};
+use vnuma_bench_figures::stats::Samples;
 
 /// VMs of the small host and of the large one.
 const VMS: [usize; 2] = [100, 1000];
@@ -25,40 +25,12 @@ const WARM_UP: Duration = Duration::from_secs(1);
 const WINDOW: Duration = Duration::from_secs(4);
 const DRAIN: Duration = Duration::from_millis(500);
 
-/// What bench/README.md explains.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Growth {
-    pub vms: [usize; 2],
-    pub moves_per_s: u64,
-    /// Of each turn.
-    pub turns_cpu_us_per_move: Vec<[f64; 2]>,
-    /// Median of the turns.
-    pub cpu_us_per_move: [Option<f64>; 2],
-    /// Median of each turn's large by small; `None`: skipped.
-    pub ratio: Option<f64>,
-    pub skipped: Option<String>,
-}
-
-impl Growth {
-    /// From the cost of a move in each turn.
-    pub fn of(vms: [usize; 2], moves_per_s: u64, turns: Vec<[f64; 2]>) -> Self {
-        let each = |host: usize| median(turns.iter().map(|turn| turn[host]));
-        let ratio = median(turns.iter().map(|[few, many]| many / few));
-        let cpu_us_per_move = [each(0), each(1)];
-        Self { vms, moves_per_s, turns_cpu_us_per_move: turns, cpu_us_per_move, ratio, skipped: None }
-    }
-
-    fn skipped(reason: String) -> Self {
-        Self { skipped: Some(reason), ..Self::of(VMS, MOVES_PER_S, Vec::new()) }
-    }
-}
-
 pub fn measure(vnumad: &Path, log: Option<&Path>) -> anyhow::Result<Growth> {
     eprintln!("growth: {} and {} VMs at the same time, moved in turn", VMS[0], VMS[1]);
     let few = Side { vnumad, vms: VMS[0], log };
     Ok(match in_turn(&[few, Side { vms: VMS[1], ..few }])? {
         Ok(measured) => Growth::of(VMS, MOVES_PER_S, measured.cpu_us_per_move),
-        Err(reason) => Growth::skipped(reason),
+        Err(reason) => Growth { skipped: Some(reason), ..Growth::of(VMS, MOVES_PER_S, Vec::new()) },
     })
 }
 

@@ -86,7 +86,7 @@ pub fn measure(plan: &Plan) -> anyhow::Result<Row> {
     let (begin, load_average) = (Instant::now(), crate::load_average());
     let host = match Host::up(plan)? {
         Ok(host) => host,
-        Err(reason) => return Ok(Row::skipped(plan, reason)),
+        Err(reason) => return Ok(skipped(plan, reason)),
     };
     let (daemon, mut moves) = (&host.daemon, Moves::new(&host.vms));
     let rest = window(daemon, || {
@@ -145,6 +145,20 @@ pub fn measure(plan: &Plan) -> anyhow::Result<Row> {
         )),
         skipped: None,
     })
+}
+
+/// One that cannot be measured here.
+fn skipped(plan: &Plan, reason: String) -> Row {
+    Row {
+        backend: plan.backend.to_owned(),
+        locations: plan.locations.to_owned(),
+        clients: plan.clients,
+        vms: plan.vms,
+        vcpus: plan.vms * vms::VCPUS,
+        moves_per_s: plan.moves_per_s,
+        skipped: Some(reason),
+        ..Row::default()
+    }
 }
 
 /// Moves within a window, whose latencies are collected anew.
