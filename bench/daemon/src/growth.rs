@@ -131,7 +131,7 @@ mod tests {
         let growth = Growth::of([1, 2], 3, vec![[50.0, 55.0], [50.0, 500.0], [100.0, 110.0]]);
         assert_eq!(growth.cpu_us_per_move, [Some(50.0), Some(110.0)]);
         assert_eq!(growth.ratio, Some(1.1));
-        assert_eq!(Growth::skipped("no BTF".to_owned()).ratio, None);
+        assert_eq!(Growth::of(VMS, MOVES_PER_S, Vec::new()).ratio, None);
     }
 
     #[test]
