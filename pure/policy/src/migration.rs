@@ -19,14 +19,6 @@
 use crate::task::{Task, TaskId};
 use vnuma_model::{MigrationProgress, MigrationStatus};
 
-/// Between two looks at how far it is.
-const LOOK_NS: u64 = 250_000_000;
-/// For the guest to let go of the channel's device.
-const RELEASE_NS: u64 = 30_000_000_000;
-/// For the channel to be there again afterwards. Whoever attaches goes on after that.
-const RETURN_NS: u64 = 60_000_000_000;
-/// The memory is sent once while the guest runs here before it goes on there: most of what it needs then is there.
-const PASSES_BEFORE_SWITCH: u64 = 2;
 /// Why a guest that went on at the destination stands still.
 pub const BROKE: &str =
     "the connection broke while memory was on its way, and the VM stands still till its hypervisor goes on";
@@ -155,13 +147,13 @@ pub struct Migration {
     pub problem: Option<String>,
     phase: Phase,
     /// Since when.
-    since_ns: u64,
+    pub(crate) since_ns: u64,
     /// What QEMU was asked, and when it has answered last in this phase.
-    asked: Task<(), Order, u64>,
+    pub(crate) asked: Task<(), Order, u64>,
     /// When the guest was first asked to let go of the device.
-    release_asked_ns: Option<u64>,
+    pub(crate) release_asked_ns: Option<u64>,
     /// When an operator has cancelled it.
-    cancelled_ns: Option<u64>,
+    pub(crate) cancelled_ns: Option<u64>,
 }
 
 impl Migration {
@@ -207,52 +199,10 @@ impl Migration {
         self.phase.is_over() || self.phase == Phase::Returning
     }
 
-    /// What is to be done next, and when; and when waiting for it is given up. `answers`: QEMU can be asked.
-    pub fn due(&self, answers: bool, now_ns: u64) -> impl Iterator<Item = (Order, u64)> + use<> {
-        let next = self.next().filter(|_| answers && !self.asked.is_under_way());
-        let next = next.map(|order| (order, self.next_ns(order)));
-        let gives_up_ns = match self.phase {
-            // It may be asked for the first time now.
-            Phase::Detaching => {
-                let asked_ns = self.release_asked_ns.or(next.filter(|(_, ns)| *ns <= now_ns).map(|_| now_ns));
-                asked_ns.map(|ns| ns.saturating_add(RELEASE_NS))
-            }
-            Phase::Returning => Some(self.since_ns.saturating_add(RETURN_NS)),
-            _ => None,
-        };
-        let next = next.filter(|_| gives_up_ns.is_none_or(|ns| now_ns < ns));
-        gives_up_ns.map(|ns| (Order::GiveUp, ns)).into_iter().chain(next)
-    }
-
-    fn next(&self) -> Option<Order> {
-        match self.phase {
-            Phase::Marking => Some(Order::Mark),
-            Phase::Detaching => Some(Order::Detach),
-            Phase::Starting(false) => Some(Order::Begin),
-            Phase::Starting(true) => Some(Order::Look),
-            Phase::Sending(Told::Nothing) if self.is_cancelled() => Some(Order::Cancel),
-            Phase::Sending(_) if self.wants_switch() => Some(Order::Switch),
-            Phase::Sending(_) | Phase::PostCopy => Some(Order::Look),
-            Phase::Returning | Phase::Done | Phase::Cancelled | Phase::Failed => None,
-        }
-    }
-
-    /// QEMU is asked at once when a phase begins or an operator has said something, and else some time after its last answer.
-    fn next_ns(&self, order: Order) -> u64 {
-        let Some(answered_ns) = self.asked.last else { return self.since_ns };
-        let pause_ns = if order == Order::Detach { 4 * LOOK_NS } else { LOOK_NS };
-        let cancelled_ns = self.cancelled_ns.filter(|cancelled_ns| *cancelled_ns > answered_ns);
-        cancelled_ns.unwrap_or(answered_ns.saturating_add(pause_ns))
-    }
-
-    fn wants_switch(&self) -> bool {
-        self.post_copy && !self.is_cancelled() && self.progress.passes >= PASSES_BEFORE_SWITCH
-    }
-
     /// An order was carried out, or passed to QEMU under this id.
     pub fn ordered(&mut self, task: TaskId, order: Order, now_ns: u64) {
         match order {
-            Order::GiveUp => return self.give_up(),
+            Order::GiveUp => return self.give_up(now_ns),
             Order::Detach => _ = self.release_asked_ns.get_or_insert(now_ns),
             Order::Begin => self.phase = Phase::Starting(true),
             Order::Switch => self.phase = Phase::Sending(Told::Switch),
@@ -262,10 +212,11 @@ impl Migration {
         self.asked.begin(task, order);
     }
 
-    fn give_up(&mut self) {
+    fn give_up(&mut self, now_ns: u64) {
         match self.phase {
             Phase::Detaching => {
-                let seconds = RELEASE_NS / 1_000_000_000;
+                let asked_ns = self.release_asked_ns.unwrap_or(now_ns);
+                let seconds = now_ns.saturating_sub(asked_ns) / 1_000_000_000;
                 self.end(format!(
                     "the guest has not released the channel's device within {seconds} s; if it does, the VM is attached again"
                 ));

@@ -172,10 +172,10 @@ impl Settler {
         }
         self.pending.retain(|vcpu, _| vm.has(*vcpu));
         self.drift_ended_ns.retain(|vcpu, _| vm.has(*vcpu));
-        for (vcpu, told) in vm.told() {
-            match told.now {
+        for (vcpu, told, now) in vm.told() {
+            match now {
                 Some((target, seen)) => {
-                    self.observe(vcpu, told.published, target, seen.deliberate, seen.time_ns);
+                    self.observe(vcpu, told, target, seen.deliberate, seen.time_ns);
                 }
                 None => drop(self.pending.remove(&vcpu)),
             }

@@ -79,15 +79,6 @@ pub struct VmPlacement {
     pub(crate) news: Option<(u64, PublishReason)>,
 }
 
-/// What a guest was told of a vCPU, and what is true of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Told {
-    /// Its node, by what was published last.
-    pub(crate) published: GuestNodeId,
-    /// Its node now, and since when and by whom it is there; if that can be said.
-    pub(crate) now: Option<(GuestNodeId, Observation)>,
-}
-
 impl VmPlacement {
     /// A VM that was just seen. No vCPU is observed and nothing is published.
     pub fn new(host: &HostTopology, vm: &VmDescription) -> Self {
@@ -236,8 +227,11 @@ impl VmPlacement {
         self.first && self.vcpus.values().any(|vcpu| !vcpu.looked_at)
     }
 
-    /// What the guest was told of each vCPU. As long as nothing was published no difference is drift.
-    pub(crate) fn told(&self) -> impl Iterator<Item = (ApicId, Told)> {
+    /// Each vCPU with the node that the guest was told last and, if that can be said, its node now and what was seen of it. As long as
+    /// nothing was published no difference is drift.
+    pub(crate) fn told(
+        &self,
+    ) -> impl Iterator<Item = (ApicId, GuestNodeId, Option<(GuestNodeId, Observation)>)> {
         let first_ns = self.channel_since_ns.filter(|_| self.first);
         self.vcpus.iter().map(move |(id, vcpu)| {
             let seen = |seen: Observation| match first_ns {
@@ -245,16 +239,14 @@ impl VmPlacement {
                 None => seen,
             };
             let now = vcpu.target.map(|target| target.node).zip(vcpu.observed.map(seen));
-            (*id, Told { published: vcpu.published, now })
+            (*id, vcpu.published, now)
         })
     }
 
     /// The guest was told all that is not drift.
     pub(crate) fn is_published(&self) -> bool {
-        let differs = |(_, told): (_, Told)| {
-            told.now.is_some_and(|(target, seen)| seen.deliberate && target != told.published)
-        };
-        self.news.is_none() && !self.told().any(differs)
+        let differs = |told, (target, seen): (_, Observation)| seen.deliberate && target != told;
+        self.news.is_none() && !self.told().any(|(_, told, now)| now.is_some_and(|now| differs(told, now)))
     }
 
     /// What is to be published under `generation`, with these new nodes of vCPUs. It counts as published from now on.

@@ -4,6 +4,7 @@ use proptest::prelude::*;
 use vnuma_model::{MigrationProgress, MigrationStatus as Stage};
 use vnuma_policy::{
     migration::{Migration, MigrationEvent as E, Order, Phase, Told},
+    policies::orders_of,
     world::TaskId,
 };
 
@@ -30,7 +31,7 @@ fn plain(migration: &Migration) -> Phase {
 
 /// What is due by now.
 fn due(migration: &Migration, now_ns: u64) -> Option<Order> {
-    migration.due(true, now_ns).find(|(_, due_ns)| *due_ns <= now_ns).map(|(order, _)| order)
+    orders_of(migration, true, now_ns).find(|(_, due_ns)| *due_ns <= now_ns).map(|(order, _)| order)
 }
 
 /// A migration, what it wanted, and what is true of the VM.
@@ -101,7 +102,7 @@ impl Run {
 
     /// Time passes until something is due.
     fn pass(&mut self) {
-        let due_ns = self.migration.due(true, 0).map(|(_, due_ns)| due_ns).min();
+        let due_ns = orders_of(&self.migration, true, 0).map(|(_, due_ns)| due_ns).min();
         let due_ns = due_ns.unwrap_or(self.now_ns + SECOND_NS);
         self.now_ns = self.now_ns.max(due_ns) + 1;
         self.advance();

@@ -32,7 +32,7 @@ mod stays;
 mod vcpu_memory;
 
 pub use homing::{Homing, HomingMemory};
-pub use migrating::Migrating;
+pub use migrating::{Migrating, orders_of};
 pub use moving::Moving;
 pub use plugging::{Plugging, PluggingMemory, UNPLUG_LIMIT_NS};
 pub use ranking::{Ranking, RankingMemory};
