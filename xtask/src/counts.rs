@@ -13,11 +13,11 @@ const LONG: usize = 70;
 
 /// What is counted, and how much of it there may be. A commit that lowers a count lowers its limit.
 const LIMITS: [(&str, usize); 6] = [
-    ("circles of imports", 8),
+    ("circles of imports", 7),
     ("imports upwards", 0),
     ("fields of the daemon's Core", 10),
     ("functions over 70 lines", 0),
-    ("lines of Rust outside tests", 116_643),
+    ("lines of Rust outside tests", 116_642),
     ("lines of ARCHITECTURE.md", 200),
 ];
 

@@ -7,7 +7,6 @@ use crate::rehome_policy::RehomeWhy;
 use crate::sizing::Resize;
 use crate::task::TaskId;
 use crate::world::{Confine, Replug};
-use crate::{Batch, PublishReason};
 use vnuma_model::{ApicId, GuestNodeId, HostNodeId, RequestId, Steal, VmId};
 
 /// Why something is done.
@@ -84,6 +83,36 @@ pub struct RehomeWish {
     pub move_pinned: bool,
     /// Why, if no operator wants it: its vCPUs are there already, and stay as they are.
     pub why: Option<RehomeWhy>,
+}
+
+/// Why a topology is published.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PublishReason {
+    /// The channel is new, or was taken over.
+    Attached,
+    /// The guest boots again.
+    Rebooted,
+    /// vCPUs or devices came or went, or distances or nodes of devices changed.
+    Described,
+    /// A vCPU was put on another node on purpose.
+    Moved {
+        /// One of them.
+        vcpu: ApicId,
+    },
+    /// A vCPU has been on another node for the dwell.
+    Drifted {
+        /// One of them.
+        vcpu: ApicId,
+    },
+}
+
+/// What goes out together.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Batch {
+    /// vCPUs that have another node now, in rising order of APIC id.
+    pub vcpus: Vec<(ApicId, GuestNodeId)>,
+    /// Oldest change in it.
+    pub changed_ns: u64,
 }
 
 /// One thing to do.

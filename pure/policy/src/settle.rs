@@ -16,7 +16,7 @@
 //! node. A cap bounds the publications of a VM in any one second, as each costs the guest a rebuild of its scheduler
 //! domains. What the cap defers goes out together.
 
-use crate::VmPlacement;
+use crate::{Batch, PublishReason, VmPlacement};
 use std::collections::{BTreeMap, VecDeque};
 use vnuma_model::{ApicId, GuestNodeId};
 
@@ -54,27 +54,6 @@ impl Default for SettlePolicy {
         let (dwell_ns, calm_dwell_ns, calm_ns) = (250_000_000, 20_000_000, 10_000_000_000);
         Self { dwell_ns, calm_dwell_ns, calm_ns, max_per_second: 10 }
     }
-}
-
-/// Why a topology is published.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PublishReason {
-    /// The channel is new, or was taken over.
-    Attached,
-    /// The guest boots again.
-    Rebooted,
-    /// vCPUs or devices came or went, or distances or nodes of devices changed.
-    Described,
-    /// A vCPU was put on another node on purpose.
-    Moved {
-        /// One of them.
-        vcpu: ApicId,
-    },
-    /// A vCPU has been on another node for the dwell.
-    Drifted {
-        /// One of them.
-        vcpu: ApicId,
-    },
 }
 
 /// What was not published, or not at once.
@@ -267,15 +246,6 @@ impl Settler {
         let oldest = self.published_ns.get(self.published_ns.len().saturating_sub(policy.cap()));
         oldest.filter(|_| full).map_or(0, |oldest| oldest.saturating_add(SECOND_NS))
     }
-}
-
-/// What goes out together.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Batch {
-    /// vCPUs that have another node now, in rising order of APIC id.
-    pub vcpus: Vec<(ApicId, GuestNodeId)>,
-    /// Oldest change in it.
-    pub changed_ns: u64,
 }
 
 #[cfg(test)]
