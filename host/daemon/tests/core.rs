@@ -778,6 +778,20 @@ fn a_move_to_a_node_that_is_taken_away_meanwhile_is_refused() {
 }
 
 #[test]
+fn a_move_that_waits_behind_one_that_is_refused_is_made_without_another_event() {
+    let mut run = Run::with_vm();
+    for (request, node) in [(1, 1), (2, 2), (3, 0)] {
+        run.step(Event::Requested(request, Request::Move("a".into(), 0, node, run.answers.to(request))));
+    }
+    run.step(Event::HostChanged(host(2)));
+    run.step(Event::Moved(run.moves[0], Ok(at(1, 10))));
+    assert_eq!((run.answered(2), run.answered(3), run.moves.len()), (Some(false), None, 1));
+    assert!(run.core.next_deadline_ns().is_some_and(|due_ns| due_ns <= run.now_ns), "it is due");
+    run.step(Event::Woken);
+    assert_eq!((run.moves.len(), run.core.next_deadline_ns()), (2, None));
+}
+
+#[test]
 fn a_vm_that_takes_anothers_name_leaves_no_request_unanswered_and_gets_none_of_its_events() {
     let mut run = Run::with_vm();
     run.list(&["a", "b"]);

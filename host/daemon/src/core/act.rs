@@ -86,6 +86,7 @@ impl Core {
             // The host had this node when the move was asked for.
             let present = host.nodes.iter().map(|node| node.id).collect();
             vm.moves.retain(|task| task.wanted != Some(wanted));
+            self.world.consider_again(id, self.now_ns);
             let refusal = Refusal::NoNode { node: wanted.node, present };
             self.vcpu_rehomed(id, wanted.vcpu, Err(refusal.to_string()));
             return self.refuse_first(id, Until::Moved(wanted.request), refusal);

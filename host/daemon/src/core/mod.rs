@@ -122,14 +122,7 @@ impl Core {
         let plan = decide(&self.world, &self.policies, &mut self.memories, now_ns);
         self.count(&plan.considered);
         self.world.note_waits(&plan, now_ns);
-        // What was wanted is in the plan now.
-        self.world.take_wanted();
-        let mut steps = plan.steps;
-        while !steps.is_empty() {
-            self.act(steps);
-            // A step may want others as it begins: the mark of a migration that ends here goes.
-            steps = self.world.take_wanted();
-        }
+        self.act(plan.steps);
         self.world.commit(now_ns);
         self.give_answers();
         let mut commands = std::mem::take(&mut self.commands);

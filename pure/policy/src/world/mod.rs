@@ -588,11 +588,6 @@ impl World {
         self.wanted.push(Step::now(vm, action));
     }
 
-    /// Takes out the steps that [`Self::add_step`] has added.
-    pub fn take_wanted(&mut self) -> Vec<Step> {
-        std::mem::take(&mut self.wanted)
-    }
-
     /// The steps that [`Self::add_step`] has added.
     pub(crate) fn wanted(&self) -> &[Step] {
         &self.wanted
@@ -600,6 +595,8 @@ impl World {
 
     /// Notes what a plan wants and cannot begin yet. A step that waits for its time has its VM considered again then.
     pub fn note_waits(&mut self, plan: &Plan, now_ns: u64) {
+        // That is in the plan now.
+        self.wanted.clear();
         for id in &plan.considered {
             if let Some(vm) = self.vms.get_mut(id).and_then(|managed| managed.vm.as_mut())
                 && vm.waits_until_ns.take().is_some()
@@ -623,6 +620,11 @@ impl World {
                 _ => {}
             }
         }
+    }
+
+    /// Has a VM considered again at once: a step of it could not begin, which may let another one begin.
+    pub fn consider_again(&mut self, id: VmId, now_ns: u64) {
+        self.vm_mut(id).into_iter().for_each(|(_, vm)| vm.waits_until_ns = Some(now_ns));
     }
 
     /// VMs that changed or whose deadline has passed, in rising order.
