@@ -593,6 +593,22 @@ fn a_guest_node_that_has_got_another_home_rests() {
 }
 
 #[test]
+fn another_vm_in_its_place_does_not_rest() {
+    let mut run = with_one_node(AUTO);
+    (0..2).for_each(|vcpu| run.locate(vcpu, 1, None));
+    run.pass(180);
+    run.moved(1, 1024, None);
+    run.pass(5);
+    assert_eq!((run.orders.len(), run.state().state.as_str()), (1, "done"));
+    // Its process has ended, which was not seen, and was started anew.
+    (run.mib, run.description.pid) = ([1024, 0], PID + 50);
+    run.describe();
+    (0..2).for_each(|vcpu| run.locate(vcpu, 1, None));
+    run.pass(180);
+    assert_eq!(run.orders.len(), 2);
+}
+
+#[test]
 fn an_operator_that_gives_a_home_or_stops_one_is_not_contradicted() {
     let mut run = with_one_node(AUTO);
     (0..2).for_each(|vcpu| run.locate(vcpu, 1, None));

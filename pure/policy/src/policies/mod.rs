@@ -117,7 +117,8 @@ pub struct Now<'a> {
 impl<'a> Now<'a> {
     /// VMs that changed or whose deadline has passed.
     fn new(world: &'a World, now_ns: u64) -> Self {
-        let mut now = Self { world, now_ns, vms: Vec::new(), gone: Vec::new() };
+        let gone = world.left().iter().map(|left| left.vm).collect();
+        let mut now = Self { world, now_ns, vms: Vec::new(), gone };
         for id in world.due(now_ns) {
             match world.get(id).and_then(|managed| Some((id, managed, managed.vm.as_ref()?))) {
                 Some(vm) => now.vms.push(vm),
@@ -137,7 +138,7 @@ impl<'a> Now<'a> {
         self.vms().map(|(id, ..)| id).chain(self.gone())
     }
 
-    /// Those of them that are gone.
+    /// Those that are gone. Another one may be in the place of one already.
     pub fn gone(&self) -> impl Iterator<Item = VmId> {
         self.gone.iter().copied()
     }

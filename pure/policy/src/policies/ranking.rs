@@ -6,7 +6,7 @@ use crate::{
     scheduling::{Policy, Standing},
     world::{Vm, VmId},
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use vnuma_model::Vcpu;
 
 /// Tells it of places that were set by affinities, and ranks the vCPUs of VMs whose policies act, once a period, by what scheduling
@@ -30,7 +30,7 @@ impl Propose for Ranking<'_> {
     fn propose(&self, now: &Now<'_>, memory: &mut RankingMemory) -> Vec<Step> {
         let (world, ranked, number) = (now.world, &mut memory.ranked, now.world.periods().reading_number());
         let period = std::mem::replace(&mut memory.reading, number) != number;
-        let ids: Vec<VmId> = match period {
+        let ids: BTreeSet<VmId> = match period {
             true => world.iter().map(|(id, _)| id).chain(now.gone()).collect(),
             false => now.ids().filter(|id| ranked.contains_key(id)).collect(),
         };
