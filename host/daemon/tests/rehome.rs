@@ -782,3 +782,24 @@ fn memory_that_is_plugged_goes_with_its_guest_node() {
     run.pass(400);
     assert_eq!((run.orders.len(), run.stays().map(|stays| stays.reason)), (0, Some("bound".to_owned())));
 }
+
+#[test]
+fn memory_whose_place_is_not_known_keeps_no_re_home_waiting() {
+    let mut bound = description();
+    for node in &mut bound.guest_nodes {
+        let memory = node.memory.as_mut().expect("it has a backend of its own");
+        (memory.policy, memory.host_nodes) = ("bind".into(), vec![node.id]);
+    }
+    let mut device = plugged::device(0, 512, 0);
+    (device.memory.policy, device.memory.host_nodes) = ("bind".into(), vec![0]);
+    device.memory.mapping = None;
+    bound.memory_devices = vec![device];
+    let mut run = Run::of(Policies::default(), bound);
+    run.rehome(1).expect("begun");
+    run.moved(1, 1024, None);
+    run.pass(60);
+    let state = run.state();
+    assert_eq!((run.orders.len(), state.state.as_str()), (1, "done"));
+    let problem = state.problem.expect("some stays");
+    assert!(problem.contains("where its hypervisor has it is not known any more"), "{problem}");
+}

@@ -98,7 +98,7 @@ pub struct Rehome {
     /// The last thing that could not be done, and why.
     pub problem: Option<String>,
     /// A move of its memory has ended, and its pages were not looked at since.
-    unseen: bool,
+    pub unseen: bool,
     /// The last move that has ended: the memory (by its first address), the node that it left, and why it ended early.
     tried: Option<(u64, HostNodeId, Option<String>)>,
 }
@@ -138,11 +138,6 @@ impl Rehome {
     /// It has not ended.
     pub fn is_active(&self) -> bool {
         matches!(self.phase, RehomePhase::Memory | RehomePhase::Topology | RehomePhase::Vcpus)
-    }
-
-    /// Its pages were looked at again.
-    pub fn seen(&mut self) {
-        self.unseen = false;
     }
 
     /// Ends it on an operator's request.

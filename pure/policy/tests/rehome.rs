@@ -94,7 +94,7 @@ impl Vm {
                         RehomeStep::Wait,
                         "what is there is looked at first"
                     );
-                    rehome.seen();
+                    rehome.unseen = false;
                 }
                 RehomeStep::Vcpus(vcpus) => {
                     assert_eq!(
@@ -229,7 +229,7 @@ fn memory_that_somebody_moves_back_is_not_moved_for_ever() {
         moves += 1;
         assert!(moves < 100, "no end");
         rehome.memory_ended(from.start, from.node, None);
-        rehome.seen();
+        rehome.unseen = false;
     }
     assert_eq!((moves, rehome.phase()), (FRUITLESS, &RehomePhase::Failed));
 }

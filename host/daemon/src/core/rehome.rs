@@ -98,6 +98,9 @@ impl Core {
 
     /// Stores the next state of a re-home, and logs it if its phase is another one.
     pub(super) fn take_rehome_on(&mut self, id: VmId, rehome: Rehome) {
+        if rehome.unseen {
+            self.describe_once(id);
+        }
         if self.world.rehome_changed(id, rehome.clone()) {
             self.log_rehome(id, &rehome);
         }

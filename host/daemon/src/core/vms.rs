@@ -279,7 +279,7 @@ impl Core {
         vm.name().clone_into(&mut description.name);
         vm.describe(host, description, now_ns);
         if let Some(rehome) = &mut vm.homing.rehome {
-            rehome.seen();
+            rehome.unseen = false;
         }
         let served = vm.channel.generation().is_some();
         self.watch_only(id, &vcpus);
