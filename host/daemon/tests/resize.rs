@@ -250,6 +250,19 @@ fn what_cannot_be_is_refused_and_nothing_is_asked() {
 }
 
 #[test]
+fn a_guest_is_given_up_only_while_it_can_be_seen_what_it_does() {
+    let mut run = by_hand();
+    run.obeys = false;
+    run.resize(2048).expect("begun");
+    run.step(Event::Hypervisor(run.vm.1, Report::Lost(VmError::Disconnected { vm: "a".into() })));
+    run.now_ns += 60 * SECOND_NS;
+    run.step(Event::Woken);
+    run.description.memory_devices[0].plugged_bytes = 1024 * MIB;
+    run.step(Event::Hypervisor(run.vm.1, Report::Up(run.description.clone(), false)));
+    assert_eq!((run.shown(), &run.asked[..]), (("done".into(), 1024), &[1024][..]));
+}
+
+#[test]
 fn only_the_answer_to_what_it_has_asked_for_takes_a_change_on() {
     let mut run = by_hand();
     (run.unanswered, run.obeys) = (true, false);

@@ -41,8 +41,12 @@ impl Propose for Sizing<'_> {
     fn propose(&self, now: &Now<'_>, memory: &mut SizingMemory) -> Vec<Step> {
         now.gone().for_each(|id| memory.0.forget(id));
         let mut steps = Vec::new();
-        for (id, _, vm) in now.vms() {
+        for (id, managed, vm) in now.vms() {
             for resize in vm.homing.sizes.values().filter_map(|sizing| sizing.resize.as_ref()) {
+                // What its guest does is seen only while its hypervisor answers.
+                if resize.phase() == ResizePhase::Waiting && managed.responsive().is_none() {
+                    continue;
+                }
                 let mut next = resize.clone();
                 let requests = next.next(&vm.devices_of(resize.guest_node), now.now_ns);
                 if next != *resize {
