@@ -27,10 +27,10 @@ use vnuma_abi_lab_counters::{EVENT_CYCLES, Header};
 use vnuma_bench_common::{
     cells::{Cells, Options, print},
     report,
-    talk::{Lines, Talk},
+    talk::Talk,
 };
 use vnuma_model::CpuSet;
-use vnuma_scenario::{Process, Vm};
+use vnuma_scenario::{Lines, Process, Vm};
 
 /// Of the servers' network (lab/runner/src/network.rs).
 const BRIDGE: &str = "lab0";

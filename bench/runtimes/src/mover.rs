@@ -16,6 +16,7 @@ use std::{
     thread::{self, JoinHandle},
 };
 use vnuma_bench_common::host::affine;
+use vnuma_scenario::HANG_LIMIT;
 
 /// What moves vCPUs while it is there.
 pub enum Mover {
@@ -98,7 +99,7 @@ impl Competitors {
                     hint::spin_loop();
                 }
             })?;
-            let tid = receiver.recv().context("a competitor")?;
+            let tid = receiver.recv_timeout(HANG_LIMIT).context("a competitor does not start")?;
             competitors.threads.push((tid, thread));
             affine(tid, &CPUS[competitors.node])?;
         }

@@ -6,8 +6,7 @@ use anyhow::{Context, Result};
 use serde_json::json;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use vnuma_bench_common::talk::Lines;
-use vnuma_scenario::{Nodes, Process, Vm, vnumactl, vnumad};
+use vnuma_scenario::{Lines, Nodes, Process, Vm, vnumactl, vnumad};
 
 /// Scribbles over its channel and rings every vector, from the lab's tests.
 const HOSTILE: &str = "/root/lab-scenario";
@@ -60,8 +59,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
 
     ringing.put(HOSTILE, HOSTILE)?;
     let mut scribbler = ringing.spawn(&[HOSTILE, "scribble"])?;
-    let output = scribbler.0.stdout.take().context("no standard output")?;
-    let line = Lines::of(output, "the hostile guest").next("scribble")?;
+    let line = Lines::of_process(&mut scribbler, "the hostile guest")?.next("scribble")?;
     anyhow::ensure!(line.starts_with("scribbling"), "the hostile guest does not ring: {line:?}");
     report.insert("ringing".into(), part(&mut bench, &daemon, "ringing", arguments.moves, &moved)?);
     println!("{}", serde_json::Value::Object(report));

@@ -11,8 +11,7 @@ use std::fs;
 use std::io::Write;
 use std::path::Path;
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
-use vnuma_bench_common::talk::Lines;
-use vnuma_scenario::{Process, Vm};
+use vnuma_scenario::{Lines, Process, Vm};
 
 /// Plays the host's end of a channel without vnumad.
 const FAKE_HOST: &str = "/root/vnuma-fake-host";

@@ -4,11 +4,10 @@ use crate::clock::{Line, Moment, monotonic_ns};
 use crate::figures::Percentiles;
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
-use std::io::Read;
 use std::time::{Duration, Instant};
 use vnuma_api::{DEFAULT_SOCKET, ReplugRequest, Replugged, operation};
 use vnuma_client::{Error, blocking::Client};
-use vnuma_scenario::{HANG_LIMIT, Nodes, Vm, tsc_offset, vcpu_thread, vnumad};
+use vnuma_scenario::{HANG_LIMIT, Lines, Nodes, Vm, tsc_offset, vcpu_thread, vnumad};
 
 const PROGRAM: &str = "/root/bench-topology";
 const CPUS: &str = "/sys/devices/system/cpu";
@@ -61,8 +60,7 @@ fn replug(vm: &Vm, offset: u64, vcpu: u64, node: u32, nodes: &Nodes) -> Result<(
     let (start, moved_ns) = (Moment::now()?, monotonic_ns()?);
     nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(tid), &set)?;
     let done = replug_when_noticed(&vm.name, vcpu)?;
-    let mut text = String::new();
-    waiter.0.stdout.take().context("no standard output")?.read_to_string(&mut text)?;
+    let text = Lines::of_process(&mut waiter, "the guest")?.next("await-cpu")?;
     let seen: Moment = serde_json::from_str(&text).with_context(|| format!("await-cpu: {text:?}"))?;
     let host = Line::through(start, Moment::now()?)?;
     let ns = host.between(host.tsc(moved_ns), seen.tsc.wrapping_sub(offset));

@@ -11,8 +11,7 @@ use crate::{
 };
 use anyhow::{Context, Result, ensure};
 use std::{cell::RefCell, collections::BTreeMap, time::Instant};
-use vnuma_bench_common::talk::Lines;
-use vnuma_scenario::{Process, Vm};
+use vnuma_scenario::{Lines, Process, Vm};
 
 /// Where this program is in a guest.
 pub const PROGRAM: &str = "/root/bench-vprobe";
@@ -161,8 +160,7 @@ impl Vms {
         }
         let mut lines = Vec::new();
         for mut process in started {
-            let out = process.0.stdout.take().context("the program's output")?;
-            let mut out = Lines::of(out, format!("a program in {}", one.vm.name));
+            let mut out = Lines::of_process(&mut process, format!("a program in {}", one.vm.name))?;
             // One for each vCPU.
             for _ in 0..VCPUS / count {
                 let line = out.next("a start")?;

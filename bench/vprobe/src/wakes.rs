@@ -66,6 +66,7 @@ fn microseconds(ns: u64) -> u32 {
 mod tests {
     use super::*;
     use std::{sync::mpsc, thread, time::Duration};
+    use vnuma_scenario::HANG_LIMIT;
 
     /// A thread that sleeps as often as it is told; its number.
     fn sleeper(times: mpsc::Receiver<u32>, done: mpsc::Sender<()>) -> i32 {
@@ -77,7 +78,7 @@ mod tests {
                 done.send(()).expect("awaited");
             }
         });
-        told.recv().expect("it runs")
+        told.recv_timeout(HANG_LIMIT).expect("it runs")
     }
 
     #[test]
@@ -91,10 +92,10 @@ mod tests {
             Err(error) => return println!("skipped: {error:#}"),
         };
         other_orders.send(20).expect("it runs");
-        ended.recv().expect("it runs");
+        ended.recv_timeout(HANG_LIMIT).expect("it has slept");
         assert_eq!(wakes.take().expect("taken"), Vec::<u32>::new(), "thread {other} is not watched");
         orders.send(20).expect("it runs");
-        ended.recv().expect("it runs");
+        ended.recv_timeout(HANG_LIMIT).expect("it has slept");
         let found = wakes.take().expect("taken");
         // The order and each sleep; one that was over before it began is none.
         assert!((15..=21).contains(&found.len()), "{found:?}");

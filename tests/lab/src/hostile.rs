@@ -6,7 +6,6 @@ use crate::guest::{
 use anyhow::{Context, Result, ensure};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap};
 use std::fs::{self, File, OpenOptions};
-use std::io::BufRead;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
@@ -14,7 +13,7 @@ use std::time::Instant;
 use vnuma_abi_topology_channel::REGION_SIZE;
 use vnuma_abi_topology_channel::ivshmem::{HOST_PEER, REG_DOORBELL, VECTORS};
 use vnuma_random::Rng;
-use vnuma_scenario::{Nodes, Vm, vnumactl, vnumad};
+use vnuma_scenario::{Lines, Nodes, Vm, vnumactl, vnumad};
 
 const PROGRAM: &str = "/root/lab-scenario";
 /// Moves of both VMs while one guest scribbles.
@@ -37,9 +36,8 @@ pub fn run() -> Result<()> {
     unload_driver(&bad)?;
     bad.put(&std::env::current_exe()?.to_string_lossy(), PROGRAM)?;
     let mut scribbler = bad.spawn(&[PROGRAM, "scribble"])?;
-    let mut said = std::io::BufReader::new(scribbler.0.stdout.take().context("no standard output")?);
-    let mut line = String::new();
-    said.read_line(&mut line)?;
+    let mut said = Lines::of_process(&mut scribbler, "the hostile guest")?;
+    let line = said.next("scribble")?;
     ensure!(line.starts_with("scribbling"), "the hostile guest does not scribble: {line:?}");
 
     let (cpu, start) = (daemon.cpu_time()?, Instant::now());

@@ -8,12 +8,11 @@ use serde_json::Value;
 use std::{
     fs::{self, File},
     hint::black_box,
-    io::{BufRead, BufReader},
     os::unix::fs::FileExt,
     thread::sleep,
     time::{Duration, Instant},
 };
-use vnuma_scenario::{HANG_LIMIT, Process, Vm, vnumactl, vnumad, wait_for};
+use vnuma_scenario::{HANG_LIMIT, Lines, Process, Vm, vnumactl, vnumad, wait_for};
 
 const NAME: &str = "hot";
 const CONFIGURATION: &str = "/root/hot.toml";
@@ -79,12 +78,11 @@ pub fn run() -> Result<()> {
     let vm = Vm::start(NAME, &["--nodes", "2", "--vcpus", "2", "--memory", "512M"].map(str::to_owned))?;
     vm.put(&std::env::current_exe()?.to_string_lossy(), PROGRAM)?;
     let mut program = vm.spawn(&["numactl", "--physcpubind=0", "--membind=0", PROGRAM, "warm"])?;
-    let mut said = BufReader::new(program.0.stdout.take().context("no standard output")?);
+    let mut said = Lines::of_process(&mut program, "the program in the guest")?;
     // Guest node 0 is the first of the guest's memory.
     let memory = Mapping::bound_to(&vm, HOME)?;
     let mut pages = || -> Result<Vec<u64>> {
-        let mut line = String::new();
-        said.read_line(&mut line)?;
+        let line = said.next("warm")?;
         let frame = |word: &str| Ok(memory.start() + word.parse::<u64>()? * PAGE);
         let found: Result<Vec<u64>> = line.split_whitespace().map(frame).collect();
         let found = found.with_context(|| format!("the guest says {:?}", line.get(..80)))?;

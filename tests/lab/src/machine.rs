@@ -6,11 +6,10 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdout, Command, Stdio};
-use vnuma_scenario::{HANG_LIMIT, Process, output, vnumactl, vnumad, wait_for};
+use vnuma_scenario::{HANG_LIMIT, Lines, Process, output, vnumactl, vnumad, wait_for};
 
 /// The programs are put there.
 const FILES: &str = "/root/here";
@@ -57,7 +56,7 @@ fn to_the_end() -> Result<()> {
 fn interrupted() -> Result<()> {
     let words = arguments();
     let mut demo = Command::new(&words[0]).args(&words[1..]).stdout(Stdio::piped()).spawn().map(Process)?;
-    let mut lines = BufReader::new(demo.0.stdout.take().context("no standard output")?);
+    let mut lines = Lines::of_process(&mut demo, "the demonstration")?;
     await_line(&mut lines, "moving vCPUs")?;
     let second = output(&words[0], &words[1..].iter().map(String::as_str).collect::<Vec<_>>());
     let refused = second.err().map(|error| format!("{error:#}")).unwrap_or_default();
@@ -65,19 +64,19 @@ fn interrupted() -> Result<()> {
     ensure!(!processes("/run/vnuma-demo")?.is_empty(), "nothing runs that could be ended");
     kill(Pid::from_raw(i32::try_from(demo.0.id())?), Signal::SIGINT)?;
     await_line(&mut lines, "interrupted")?;
-    let status = demo.0.wait()?;
+    let status = demo.ended(lines.who())?;
     ensure!(status.code() == Some(130), "interrupted by SIGINT: {status}");
     nothing_stays()
 }
 
-fn await_line(lines: &mut BufReader<ChildStdout>, part: &str) -> Result<()> {
-    let mut line = String::new();
-    while !line.contains(part) {
-        line.clear();
-        ensure!(lines.read_line(&mut line)? > 0, "the demonstration has ended before {part:?}");
-        print!("{line}");
+fn await_line(lines: &mut Lines<ChildStdout>, part: &str) -> Result<()> {
+    loop {
+        let line = lines.next(part)?;
+        println!("{line}");
+        if line.contains(part) {
+            return Ok(());
+        }
     }
-    Ok(())
 }
 
 /// Processes whose command line has a word, by number.

@@ -9,7 +9,6 @@ use serde_json::Value;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
 use vnuma_scenario::{HANG_LIMIT, Nodes, Process, Vm, output, vnumactl, vnumad, wait_for};
 
 pub const CONFIGURATION: &str = "/root/policy.toml";
@@ -187,9 +186,5 @@ fn stop(mut daemon: Process) -> Result<()> {
     let pid = daemon.0.id().to_string();
     let status = Command::new("kill").args(["-TERM", &pid]).status().context("kill")?;
     ensure!(status.success(), "kill -TERM {pid}: {status}");
-    let mut ended = false;
-    wait_for("vnumad to end", Duration::from_secs(60), || {
-        ended = daemon.0.try_wait()?.is_some();
-        Ok(ended)
-    })
+    daemon.ended("vnumad").map(drop)
 }

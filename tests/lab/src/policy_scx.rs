@@ -65,7 +65,7 @@ pub fn run(vm: Vm) -> Result<()> {
     })?;
     ensure!(scheduler.0.try_wait()?.is_none(), "scx_vnuma has ended");
     output("kill", &["-TERM", &scheduler.0.id().to_string()])?;
-    ensure!(scheduler.0.wait()?.success(), "scx_vnuma failed");
+    scheduler.succeed("scx_vnuma")?;
     println!("the VM has ended while scx_vnuma had its vCPU: both go on");
     drop(daemon);
     Ok(())

@@ -9,10 +9,10 @@ use crate::runtimes::{DIRECTORY, install};
 use anyhow::{Context, Result, ensure};
 use std::collections::BTreeSet;
 use std::fmt;
-use std::io::{BufRead, BufReader, Lines, Write};
+use std::io::Write;
 use std::ops::RangeInclusive;
 use std::process::{ChildStdin, ChildStdout};
-use vnuma_scenario::{Process, Vm, vnumactl, vnumad};
+use vnuma_scenario::{Lines, Process, Vm, vnumactl, vnumad};
 
 mod postgres;
 
@@ -275,7 +275,7 @@ struct Answers {
 struct Watched {
     process: Process,
     input: ChildStdin,
-    lines: Lines<BufReader<ChildStdout>>,
+    lines: Lines<ChildStdout>,
     pid: String,
     version: String,
     trace: Trace,
@@ -289,12 +289,11 @@ impl Watched {
             strace.iter().map(String::as_str).chain(program.command.iter().copied()).collect();
         let mut process = vm.spawn(&command)?;
         let input = process.0.stdin.take().context("no input")?;
-        let output = process.0.stdout.take().context("no output")?;
-        let mut lines = BufReader::new(output).lines();
+        let mut lines = Lines::of_process(&mut process, program.name)?;
         // EAL and others may say something first.
         let is_first = |line: &str| line.split(' ').next().is_some_and(|pid| pid.parse::<u32>().is_ok());
         let first = loop {
-            let line = lines.next().context("it ended at once")??;
+            let line = lines.next("its beginning")?;
             if is_first(&line) {
                 break line;
             }
@@ -309,7 +308,7 @@ impl Watched {
 
     fn ask(&mut self, what: &str) -> Result<String> {
         writeln!(self.input, "{what}").and_then(|()| self.input.flush()).context("its input")?;
-        self.lines.next().with_context(|| format!("no answer to {what:?}"))?.context("its output")
+        self.lines.next(what)
     }
 
     /// Asks what there is to be asked.
@@ -348,9 +347,7 @@ impl Watched {
     /// Ends it by the end of its input.
     fn end(mut self) -> Result<()> {
         drop(self.input);
-        let status = self.process.0.wait()?;
-        ensure!(status.success(), "{status}");
-        Ok(())
+        self.process.succeed(self.lines.who())
     }
 }
 

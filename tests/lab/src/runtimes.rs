@@ -5,10 +5,9 @@ use crate::guest::{DEFAULT_KERNEL, check_kernel_log, detach, equip_with, show_gu
 use crate::{numactl, programs};
 use anyhow::{Context, Result, ensure};
 use std::fs;
-use std::io::{BufRead, BufReader, Lines};
 use std::path::Path;
 use std::process::ChildStdout;
-use vnuma_scenario::{Process, Vm, vnumactl, vnumad};
+use vnuma_scenario::{Lines, Process, Vm, vnumactl, vnumad};
 
 const NAME: &str = "runtimes";
 /// On the server, and in the guest.
@@ -27,7 +26,7 @@ const AT_FIRST: &str = "0,0,1,1";
 
 /// A `vnuma-follow` or `vnuma-alloc` that runs in the guest.
 struct Follower {
-    lines: Lines<BufReader<ChildStdout>>,
+    lines: Lines<ChildStdout>,
     mark: &'static str,
     /// Its input is open as long as this is there.
     process: Process,
@@ -36,8 +35,8 @@ struct Follower {
 impl Follower {
     fn start(vm: &Vm, command: &[&str], mark: &'static str) -> Result<Self> {
         let mut process = vm.spawn(command)?;
-        let output = process.0.stdout.take().context("no output")?;
-        Ok(Self { lines: BufReader::new(output).lines(), mark, process })
+        let who = format!("the program with lines of {mark:?}");
+        Ok(Self { lines: Lines::of_process(&mut process, who)?, mark, process })
     }
 
     /// Reads on until a line says all of `state`. A change of several vCPUs can come in several parts, and the kernel's lists of
@@ -45,8 +44,8 @@ impl Follower {
     fn expect(&mut self, state: &[&str], once: &[&str]) -> Result<()> {
         let says = |line: &str, word: &&str| line.split(' ').any(|seen| seen == *word);
         let mut seen = Vec::new();
-        for line in self.lines.by_ref() {
-            let line = line?;
+        loop {
+            let line = self.lines.next(&state.join(" ")).with_context(|| seen.join("\n"))?;
             println!("  {line}");
             ensure!(line.contains(self.mark), "a line without {:?}: {line}", self.mark);
             let done = state.iter().all(|word| says(&line, word));
@@ -57,15 +56,12 @@ impl Follower {
                 return Ok(());
             }
         }
-        anyhow::bail!("it ended without a line with {state:?}:\n{}", seen.join("\n"))
     }
 
     /// Ends it by the end of its input.
     fn end(mut self) -> Result<()> {
         drop(self.process.0.stdin.take());
-        let status = self.process.0.wait()?;
-        ensure!(status.success(), "the program with lines of {:?}: {status}", self.mark);
-        Ok(())
+        self.process.succeed(self.lines.who())
     }
 }
 

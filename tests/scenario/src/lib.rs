@@ -10,6 +10,7 @@ use std::time::Duration;
 pub const HANG_LIMIT: Duration = Duration::from_secs(1000);
 
 mod devices;
+mod lines;
 mod nodes;
 mod place;
 mod process;
@@ -17,6 +18,7 @@ mod replug;
 mod vm;
 
 pub use devices::{HostDevice, PCI_DEVICES, device_of_class, host_devices, pass_through};
+pub use lines::Lines;
 pub use nodes::{Nodes, home_nodes};
 pub use place::{DIRECTORY, vnumactl_command};
 pub use process::{Process, output, vnumactl, vnumad, vnumad_logging_to, wait_for};

@@ -5,7 +5,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 use std::fs::{self, File};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 use vnuma_bench_figures::waiting::waiting;
@@ -37,6 +37,23 @@ impl Process {
         ticks(&stat)
             .map(|ticks| Duration::from_millis(ticks * 10))
             .with_context(|| format!("{path}: {stat:?}"))
+    }
+
+    /// Waits until it has ended by itself. Errors name it as `who`.
+    pub fn ended(&mut self, who: &str) -> Result<ExitStatus> {
+        let mut status = None;
+        wait_for(&format!("{who} to end"), HANG_LIMIT, || {
+            status = self.0.try_wait()?;
+            Ok(status.is_some())
+        })?;
+        status.context("it has ended")
+    }
+
+    /// The same, and it may not fail.
+    pub fn succeed(&mut self, who: &str) -> Result<()> {
+        let status = self.ended(who)?;
+        ensure!(status.success(), "{who}: {status}");
+        Ok(())
     }
 }
 

@@ -14,11 +14,10 @@ use crate::{
 use anyhow::{Context, Result, bail, ensure};
 use std::{
     collections::BTreeMap,
-    io::{BufRead, BufReader},
     thread,
     time::{Duration, Instant},
 };
-use vnuma_scenario::{Process, Vm, vnumactl};
+use vnuma_scenario::{Lines, Process, Vm, vnumactl};
 
 /// The most that a setup has.
 pub const NAMES: [&str; 4] = ["vm1", "vm2", "vm3", "vm4"];
@@ -214,8 +213,7 @@ impl Small {
         let &[tid] = vm.threads.as_slice() else { bail!("{}: expected one vCPU thread", vm.name) };
         vm.put(&std::env::current_exe()?.to_string_lossy(), PROGRAM)?;
         let mut program = vm.spawn(&[PROGRAM, "load", Kind::Chase.name(), "--cpu", "0"])?;
-        let mut line = String::new();
-        BufReader::new(program.0.stdout.take().context("the program's output")?).read_line(&mut line)?;
+        let line = Lines::of_process(&mut program, format!("the program in {}", vm.name))?.next("load")?;
         let parsed = serde_json::from_str(&line);
         let ready = parsed.with_context(|| format!("the program in {} said {line:?}", vm.name))?;
         let (memory, thread) = (

@@ -7,8 +7,7 @@ use std::{
     process::{ChildStdin, ChildStdout},
     time::Duration,
 };
-use vnuma_bench_common::talk::Lines;
-use vnuma_scenario::{Vm, vnumactl, vnumad, wait_for};
+use vnuma_scenario::{Lines, Vm, vnumactl, vnumad, wait_for};
 
 /// What lab-vm is told of its shape.
 pub const NODES: [&str; 3] = ["--nodes", "2", "--unbound"];

@@ -2,9 +2,9 @@
 
 use super::{ROUNDS, Reads, Row, Share, THERE, Trace, go_to};
 use anyhow::{Context, Result, ensure};
-use std::io::{BufRead, BufReader, Lines, Write};
+use std::io::Write;
 use std::process::{ChildStdin, ChildStdout};
-use vnuma_scenario::{HANG_LIMIT, Process, Vm, wait_for};
+use vnuma_scenario::{HANG_LIMIT, Lines, Process, Vm, wait_for};
 
 /// What of it was brought.
 const INSTALLED: &str = "/opt/programs/pginstall";
@@ -109,9 +109,7 @@ impl Server {
     fn end(mut self, vm: &Vm) -> Result<()> {
         let stop = format!("kill -INT $(head -n 1 {DATA}/postmaster.pid)");
         vm.exec(&["sh", "-c", &stop])?;
-        let status = self.0.0.wait()?;
-        ensure!(status.success(), "the server: {status}");
-        Ok(())
+        self.0.succeed("the server")
     }
 }
 
@@ -119,7 +117,7 @@ impl Server {
 struct Client {
     _process: Process,
     input: ChildStdin,
-    lines: Lines<BufReader<ChildStdout>>,
+    lines: Lines<ChildStdout>,
 }
 
 impl Client {
@@ -130,14 +128,14 @@ impl Client {
         let mut process =
             vm.spawn(&["env", &libraries, &psql, "-h", "/tmp", "-U", "postgres", "-AtqX", "postgres"])?;
         let input = process.0.stdin.take().context("no input")?;
-        let output = process.0.stdout.take().context("no output")?;
-        Ok(Self { _process: process, input, lines: BufReader::new(output).lines() })
+        let lines = Lines::of_process(&mut process, "psql")?;
+        Ok(Self { _process: process, input, lines })
     }
 
     /// Statements of which the last one answers with a line.
     fn ask(&mut self, statements: &str) -> Result<String> {
         writeln!(self.input, "{statements};").and_then(|()| self.input.flush()).context("psql")?;
-        self.lines.next().with_context(|| format!("no answer to {statements:?}"))?.context("psql")
+        self.lines.next(statements)
     }
 
     /// Fills buffers. How many pages of shared memory the backend uses more than before, by node.
