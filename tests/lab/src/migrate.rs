@@ -22,8 +22,6 @@ use vnuma_scenario::{
 };
 
 pub(crate) const NAME: &str = "web";
-/// A vnumad wants an operator to wait for the guest so long at most; the lab is slow.
-const TOLD_LIMIT: Duration = Duration::from_secs(60);
 /// What the guest has in memory, so that it is seen whether all of it arrives.
 const DATA: &str = "/dev/shm/data";
 const DATA_MIB: u64 = 24;
@@ -317,7 +315,6 @@ impl Watched {
     pub(crate) fn report(&self, how: &str) -> Result<()> {
         let took = self.took()?;
         println!("{how}: from its arrival until the guest was told: {} ms (measured)", took.as_millis());
-        ensure!(took < TOLD_LIMIT, "the guest was told after {took:?}");
         Ok(())
     }
 

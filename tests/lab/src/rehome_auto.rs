@@ -54,9 +54,11 @@ pub fn run() -> Result<()> {
     );
     println!("followed to node 1: {why}");
     confine(&vm, 0)?;
-    thread::sleep(3 * PASSING);
-    let early = shown()?;
-    ensure!(early["rehome"]["node"] == 1, "it follows again at once: {early}");
+    wait_for("it to rest before it follows", HANG_LIMIT, || {
+        let shown = shown()?;
+        ensure!(shown["rehome"]["node"] == 1, "it follows again at once: {shown}");
+        Ok(shown["guest_nodes"][0]["stays"]["reason"] == "rests")
+    })?;
     followed(&vm, 0)?;
     println!("rested, and followed to node 0");
 

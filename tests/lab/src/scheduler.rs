@@ -239,7 +239,7 @@ fn steals(scheduler: &Scheduler) -> Result<()> {
         thread.place(scheduler, Some("2"), 0)?;
     }
     let mut counts = before;
-    wait_for("loops to be stolen within the node and by the other one", Duration::from_secs(20), || {
+    wait_for("loops to be stolen within the node and by the other one", HANG_LIMIT, || {
         loops.iter().try_for_each(|thread| thread.again(scheduler))?;
         counts = scheduler.counts();
         Ok(counts.stolen_local > before.stolen_local && counts.stolen_remote > before.stolen_remote)
@@ -266,7 +266,7 @@ fn steals_by_pressure(scheduler: &Scheduler) -> Result<()> {
         }
         drop(thief);
         let mut stolen = None;
-        wait_for("a loop to be stolen", Duration::from_secs(20), || {
+        wait_for("a loop to be stolen", HANG_LIMIT, || {
             beat(scheduler)?;
             for (thread, pressure) in &loops {
                 if thread.cpu()? == 3 {
@@ -317,7 +317,7 @@ fn steals_as_it_is_told(scheduler: &Scheduler) -> Result<()> {
 /// The one that CPU 3 has stolen.
 fn wait_for_theft<'a>(scheduler: &Scheduler, near: &'a [Loop; 2], far: &'a [Loop; 2]) -> Result<&'a Loop> {
     let mut stolen = None;
-    wait_for("a loop to be stolen by CPU 3", Duration::from_secs(20), || {
+    wait_for("a loop to be stolen by CPU 3", HANG_LIMIT, || {
         beat(scheduler)?;
         for thread in near.iter().chain(far) {
             if thread.cpu()? == 3 {
@@ -345,7 +345,7 @@ fn stays_within_places(scheduler: &Scheduler) -> Result<()> {
     ensure!(stolen(&after) == stolen(&before), "stolen out of its place: {before:?}, then {after:?}");
     ensure!((seen[0] - 0.5).abs() <= TOLERANCE, "they do not share their CPU: {seen:.2?}");
     scheduler.beat(monotonic_ns(), Steal::Blindly)?;
-    wait_for("one of them to be stolen as places are no limit any more", Duration::from_secs(20), || {
+    wait_for("one of them to be stolen as places are no limit any more", HANG_LIMIT, || {
         beat(scheduler)?;
         Ok(stolen(&scheduler.counts()) > stolen(&after))
     })?;
@@ -460,7 +460,7 @@ fn rescues(scheduler: &Scheduler) -> Result<()> {
     let (_fair, _other) = (Loop::start_fair("2")?, Loop::start("3")?);
     let waiting = Loop::start("2-3")?;
     waiting.place(scheduler, Some("2"), 0)?;
-    wait_for("the loop that waits too long to be stolen", Duration::from_secs(20), || {
+    wait_for("the loop that waits too long to be stolen", HANG_LIMIT, || {
         waiting.again(scheduler)?;
         Ok(scheduler.counts().starved > before)
     })?;
@@ -479,7 +479,8 @@ fn forgets_places(scheduler: &Scheduler) -> Result<()> {
         Assigned { pid: thread.pid, epoch: monotonic_ns(), pressure: 0, place: Some("2-3".parse()?) };
     scheduler.assign(thread.pid, &assigned)?;
     let before = scheduler.counts().placed;
-    std::thread::sleep(Duration::from_millis(50) * LOOKS as u32);
+    let looks_at_ns = thread.ran_ns()? + Duration::from_millis(50 * LOOKS as u64).as_nanos() as u64;
+    wait_for("the loop to run where it is", HANG_LIMIT, || Ok(thread.ran_ns()? > looks_at_ns))?;
     ensure!(scheduler.counts().placed == before, "it was taken to a place of somebody who is silent");
     for (place, cpus) in [("2-3", &NODE_1[..]), ("1", &[1])] {
         thread.place(scheduler, Some(place), 0)?;

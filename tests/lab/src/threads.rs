@@ -97,12 +97,7 @@ pub fn start(options: &[&str]) -> Result<(Process, Scheduler)> {
 /// Ends it in order.
 pub fn stop(mut process: Process) -> Result<()> {
     output("kill", &["-TERM", &process.0.id().to_string()])?;
-    let mut status = None;
-    wait_for("scx_vnuma to end", HANG_LIMIT, || {
-        status = process.0.try_wait()?;
-        Ok(status.is_some())
-    })?;
-    ensure!(status.is_some_and(|status| status.success()), "scx_vnuma: {status:?}");
+    process.succeed("scx_vnuma")?;
     ensure!(loaded()?.is_none(), "it is still loaded");
     Ok(())
 }
@@ -220,7 +215,7 @@ impl Loop {
 
     pub fn wait_until_on(&self, scheduler: &Scheduler, cpus: &[u32]) -> Result<()> {
         let mut seen = 0;
-        wait_for(&format!("the loop to be on {cpus:?}"), Duration::from_secs(20), || {
+        wait_for(&format!("the loop to be on {cpus:?}"), HANG_LIMIT, || {
             self.again(scheduler)?;
             seen = self.cpu()?;
             Ok(cpus.contains(&seen))

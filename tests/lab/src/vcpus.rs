@@ -12,7 +12,6 @@ use std::{
     os::unix::fs::FileExt,
     path::Path,
     process::{Command, Stdio},
-    time::Duration,
 };
 use vnuma_model::Steal;
 use vnuma_observe::scheduler::{DIRECTORY, Scheduler};
@@ -112,7 +111,7 @@ fn rescues(scheduler: &Scheduler, [waiting, busy]: [&Loop; 2], full: bool) -> Re
     let before = scheduler.counts().starved;
     waiting.allow(NEAR)?;
     waiting.place(scheduler, Some("2"), 0)?;
-    wait_for("the vCPU that waits too long to be stolen", Duration::from_secs(30), || {
+    wait_for("the vCPU that waits too long to be stolen", HANG_LIMIT, || {
         waiting.again(scheduler)?;
         Ok(scheduler.counts().starved > before && waiting.cpu()? == 3)
     })?;
