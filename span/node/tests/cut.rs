@@ -2,8 +2,8 @@
 
 mod common;
 
-use common::{HANG, Transport, Words, cluster, told};
-use std::{collections::BTreeMap, sync::atomic::Ordering::SeqCst, thread, time::Instant};
+use common::{Transport, Words, cluster, told, until};
+use std::{collections::BTreeMap, sync::atomic::Ordering::SeqCst, thread};
 use vnuma_dsm_node::{Happening, Node, NodeError};
 
 const PAGES: u64 = 64;
@@ -12,11 +12,7 @@ const PAGES: u64 = 64;
 fn cut(nodes: &[Node]) -> Vec<Result<u64, NodeError>> {
     thread::scope(|scope| {
         let threads: Vec<_> = nodes.iter().map(|node| scope.spawn(|| node.cut())).collect();
-        let begin = Instant::now();
-        while !threads.iter().all(thread::ScopedJoinHandle::is_finished) {
-            assert!(begin.elapsed() < HANG, "it hangs");
-            thread::sleep(std::time::Duration::from_millis(1));
-        }
+        until("it hangs", || threads.iter().all(thread::ScopedJoinHandle::is_finished));
         threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
     })
 }

@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{HANG, Transport, Words, cluster};
+use common::{HANG, Transport, Words, cluster, until};
 use std::{
     collections::BTreeMap,
     sync::{
@@ -17,7 +17,7 @@ use std::{
         },
     },
     thread,
-    time::{Duration, Instant},
+    time::Instant,
 };
 use vnuma_coherence::Options;
 use vnuma_dsm_node::{Node, Sabotage};
@@ -364,11 +364,7 @@ fn block(shape: &'static Shape, nodes: &[Node], turn: usize) -> Seen {
         thread::spawn(move || run_thread(shape, thread, &words, &block))
     };
     let threads: Vec<_> = (0..shape.threads.len()).map(start).collect();
-    let begin = Instant::now();
-    while !threads.iter().all(thread::JoinHandle::is_finished) {
-        assert!(begin.elapsed() < HANG, "{} hangs", shape.name);
-        thread::sleep(Duration::from_micros(500));
-    }
+    until(&format!("{} hangs", shape.name), || threads.iter().all(thread::JoinHandle::is_finished));
     threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
     let mut seen = Seen { runs: BLOCK, ..Seen::default() };
     for (number, run) in block.runs.iter().enumerate() {

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{HANG, Transport, Words, cluster, connected, patient, region, told};
+use common::{HANG, Transport, Words, cluster, connected, patient, region, told, until};
 use std::{
     collections::BTreeMap,
     sync::{Arc, Barrier, atomic::Ordering::SeqCst},
@@ -35,11 +35,7 @@ fn on_all(nodes: &[Node], run: impl Fn(usize, Words) + Send + Sync + 'static) {
         })
     };
     let threads: Vec<_> = nodes.iter().enumerate().map(thread).collect();
-    let begin = Instant::now();
-    while !threads.iter().all(thread::JoinHandle::is_finished) {
-        assert!(begin.elapsed() < HANG, "it hangs");
-        thread::sleep(std::time::Duration::from_millis(1));
-    }
+    until("it hangs", || threads.iter().all(thread::JoinHandle::is_finished));
     threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
 }
 
@@ -171,11 +167,8 @@ fn a_lost_page_is_an_error_and_not_a_wait() {
 
 /// Waits until a page can no longer be read.
 fn refused(words: Words, page: u64) {
-    let begin = Instant::now();
-    while words.read_by_kernel(page).is_ok() {
-        assert!(begin.elapsed() < HANG, "page {page} of a node that has stopped can be read");
-        thread::sleep(std::time::Duration::from_millis(5));
-    }
+    let readable = format!("page {page} of a node that has stopped can be read");
+    until(&readable, || words.read_by_kernel(page).is_err());
 }
 
 /// Threads that wait for a page, or touch one later, get an error though the thread that would serve them is gone.
@@ -196,11 +189,7 @@ fn a_panic_of_a_shard_is_an_error_and_not_a_wait() {
     let of_shard: Vec<u64> =
         (0..PAGES).filter(|page| region.shard_of(*page) == region.shard_of(0)).take(4).collect();
     let threads: Vec<_> = (0..4).map(|_| thread::spawn(move || words.read_by_kernel(0))).collect();
-    let begin = Instant::now();
-    while !threads.iter().all(thread::JoinHandle::is_finished) {
-        assert!(begin.elapsed() < HANG, "a thread waits for a shard that is gone");
-        thread::sleep(std::time::Duration::from_millis(1));
-    }
+    until("a thread waits for a shard that is gone", || threads.iter().all(thread::JoinHandle::is_finished));
     for outcome in threads.into_iter().map(|thread| thread.join().expect("no panic")) {
         let error = outcome.expect_err("refused");
         assert!(matches!(error, nix::Error::EFAULT | nix::Error::EIO | nix::Error::EHWPOISON), "{error}");
@@ -420,11 +409,7 @@ fn a_pinned_page_keeps_nobody_else_waiting() {
     let words = Words::of(&nodes[1]);
     let wants = |page| thread::spawn(move || words.at(page, 0).fetch_add(1, SeqCst));
     let (pinned, other) = (wants(0), wants(1));
-    let begin = Instant::now();
-    while !other.is_finished() {
-        assert!(begin.elapsed() < HANG, "it waits, too");
-        thread::sleep(std::time::Duration::from_millis(1));
-    }
+    until("it waits, too", || other.is_finished());
     // Long enough for the pinned one to have asked.
     thread::sleep(std::time::Duration::from_millis(100));
     assert!(!pinned.is_finished(), "a pinned page was taken away");
@@ -432,11 +417,7 @@ fn a_pinned_page_keeps_nobody_else_waiting() {
     let device = unsafe { pin.address().cast::<std::sync::atomic::AtomicU64>().as_ref() };
     device.store(7, SeqCst);
     drop(pin);
-    let begin = Instant::now();
-    while !pinned.is_finished() {
-        assert!(begin.elapsed() < HANG, "it hangs");
-        thread::sleep(std::time::Duration::from_millis(1));
-    }
+    until("it hangs", || pinned.is_finished());
     assert_eq!((pinned.join().expect("no panic"), words.at(0, 0).load(SeqCst)), (7, 8));
     assert_eq!([0, 1].map(|node: usize| nodes[node].happenings()), [vec![], vec![]]);
     stop(nodes);
@@ -466,11 +447,7 @@ fn a_write_of_a_pinned_page_keeps_nobody_else_waiting() {
     ours.read_by_kernel(other).expect("the shard goes on");
     assert!(!wants.is_finished() && !writes.is_finished(), "a pinned page was taken away");
     drop(pin);
-    let begin = Instant::now();
-    while !wants.is_finished() || !writes.is_finished() {
-        assert!(begin.elapsed() < HANG, "it hangs");
-        thread::sleep(std::time::Duration::from_millis(1));
-    }
+    until("it hangs", || wants.is_finished() && writes.is_finished());
     let before = [wants, writes].map(|thread| thread.join().expect("no panic"));
     assert_eq!((before, ours.at(page, 0).load(SeqCst)), ([1, 2], 3));
     assert_eq!([0, 1].map(|node: usize| nodes[node].happenings()), [vec![], vec![]]);
@@ -535,11 +512,7 @@ fn a_thread_that_goes_on_lets_go_of_its_page() {
     thread::sleep(std::time::Duration::from_millis(50));
     assert!(!wants.is_finished(), "the page was not held");
     ours.at(other, 0).store(1, SeqCst);
-    let begin = Instant::now();
-    while !wants.is_finished() {
-        assert!(begin.elapsed() < HANG, "the page is still held");
-        thread::sleep(std::time::Duration::from_millis(1));
-    }
+    until("the page is still held", || wants.is_finished());
     assert_eq!(wants.join().expect("no panic"), 1);
     stop(nodes);
 }

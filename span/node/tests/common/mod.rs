@@ -13,7 +13,7 @@ use vnuma_dsm_pager::{Options as Memory, PAGE_SIZE, PagerError, Region};
 use vnuma_dsm_transport::{Lanes, Limits, Listener, Place, Reserved, mesh};
 
 /// Nothing here takes longer unless it hangs.
-pub const HANG: Duration = Duration::from_secs(60);
+pub const HANG: Duration = Duration::from_secs(600);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
@@ -120,6 +120,15 @@ impl Words {
         let mut byte = [0];
         nix::unistd::read(&from, &mut byte)?;
         Ok(byte[0])
+    }
+}
+
+/// Waits until it is so. It fails with what is wrong `otherwise`.
+pub fn until(otherwise: &str, is: impl Fn() -> bool) {
+    let begin = Instant::now();
+    while !is() {
+        assert!(begin.elapsed() < HANG, "{otherwise}");
+        thread::sleep(Duration::from_micros(500));
     }
 }
 
