@@ -1,5 +1,5 @@
-//! A vnumad beside another one, such as that of an earlier commit: both exist at the same time and are moved in turn, so that a
-//! machine that is faster for a while is so for both.
+//! Compares a vnumad with another one, such as that of an earlier commit. Both run at the same time, and vCPUs of both are moved
+//! in turn, so that a machine that is faster for a while is so for both.
 
 use crate::growth::{Measured, Side, in_turn};
 use serde::Serialize;

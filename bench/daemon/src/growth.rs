@@ -1,5 +1,5 @@
-//! How the cost of a move grows with the number of VMs. What a move costs differs by a quarter from minute to minute on a
-//! machine that is shared; so a small and a large host exist at the same time, and are moved in turn.
+//! How the cost of a move grows with the number of VMs. On a shared machine that cost differs by a
+//! quarter from minute to minute. So a small and a large host run at the same time, and their vCPUs are moved in turn.
 
 use crate::{
     figures::Growth,

@@ -1,4 +1,4 @@
-//! The guest of a fake QEMU: it wakes up from its interrupt, reads the topology, notes when that was, and acknowledges.
+//! The guest of a fake QEMU: its interrupt wakes it up, it reads the topology, notes the time, and acknowledges.
 
 use crate::board::{Board, now_ns};
 use anyhow::Context;

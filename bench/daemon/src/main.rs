@@ -86,7 +86,7 @@ struct Arguments {
     log: Option<PathBuf>,
 }
 
-/// By what VMs are found and locations are learned, VMs, moves a second, and who asks meanwhile.
+/// How VMs are found, how locations are learned, the number of VMs, moves a second, and which clients send requests.
 type Wanted = (&'static str, &'static str, usize, u64, Clients);
 
 /// Of the reduced form: the rows that have the goals, a small and a large host, and polling.

@@ -68,12 +68,12 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         thread::yield_now();
     }
     let tids = places.iter().map(tid).collect();
-    // Listening and named in one step: whoever sees the socket finds the threads.
+    // The socket gets its name when it listens already and the threads are there.
     let hidden = arguments.socket.with_extension("new");
     let listener = UnixListener::bind(&hidden).context("binding")?;
     fs::rename(&hidden, &arguments.socket)?;
     let mut machine = Machine { tids, board, first: arguments.first, ..Machine::default_with(board) };
-    // As QEMU's main loop does, so that whoever looks sees it wait for something to do.
+    // As QEMU's main loop does, so that vnumad sees it wait for work.
     loop {
         poll(&mut [PollFd::new(listener.as_fd(), PollFlags::POLLIN)], PollTimeout::NONE)?;
         let (stream, _) = listener.accept()?;

@@ -1,5 +1,5 @@
-//! Clients of the API that ask without end: most of them for VMs and now and then for all, some watch events. Or those that scrape
-//! metrics.
+//! Clients of the API that send requests without end. Most ask for a VM, and now and then for all; some watch events. Other rows
+//! have clients that scrape metrics.
 
 use crate::{daemon::Daemon, vms};
 use serde::{Deserialize, Serialize};

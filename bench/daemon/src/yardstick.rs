@@ -1,5 +1,5 @@
-//! What a move must cost whoever publishes it, and how long a publication must take, each in a loop of its own. Figures of vnumad are
-//! judged by them, so that a slow machine is slow for both.
+//! The least CPU time that a move can cost, and the least time that a publication can take, each measured by a loop of its own.
+//! vnumad's figures are compared with these, so that a slow machine does not fail it.
 //!
 //! Cost: a thread is woken by an event, takes it, rings the guest, is woken by the acknowledgement, and takes that: two times `epoll_wait`
 //! and `read` of an eventfd, and a `write` between them, as often a second as vCPUs move.

@@ -31,7 +31,7 @@ fn faults(region: &Region, rounds: usize) -> Result<(Vec<Duration>, Duration)> {
     for round in 0..rounds + PAGES {
         let page = round % PAGES;
         let start = Instant::now();
-        // SAFETY: a byte of the region, which lives as long as this call; nobody writes to it while it is mapped.
+        // SAFETY: a byte of the region, which lives as long as this call; it is not written to while it is mapped.
         let byte = unsafe { address.add(page * PAGE_SIZE).read_volatile() };
         let taken = start.elapsed();
         anyhow::ensure!(byte == 0x5a, "page {page} begins with {byte:#x}");
@@ -103,7 +103,7 @@ impl Floor {
     }
 }
 
-/// The floor by itself.
+/// The floor alone.
 pub fn remote(kind: Kind, rounds: usize, spin: Duration) -> Result<Row> {
     let mut lane = connect(kind, spin)?;
     let mut request = [0; REQUEST];

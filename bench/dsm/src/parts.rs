@@ -22,7 +22,7 @@ use std::{
 use vnuma_abi_dsm_wire::{Body, PAGE_SIZE};
 use vnuma_dsm_transport::Lane;
 
-/// A request and a page on a transport by one thread that has both ends, so that nobody is woken.
+/// A request and a page on a transport by one thread that has both ends, so that no thread is woken.
 pub fn stack(kind: Kind, request: &[u8], rounds: usize) -> Result<Quantiles> {
     let (mut theirs, mut ours) = pair(kind)?;
     let page = [0x5a; PAGE_SIZE];

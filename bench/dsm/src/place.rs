@@ -48,7 +48,7 @@ pub fn anywhere() -> Result<()> {
 
 /// Processes that keep the CPUs of both hosts from sleeping, for as long as this lives.
 ///
-/// They run when nothing else does, and whoever wakes takes the CPU from them. A virtual CPU that sleeps has left the machine:
+/// They run when nothing else does: each thread that wakes takes the CPU from them. A virtual CPU that sleeps has left the machine:
 /// to wake it takes its hypervisor 5 to 30 us, more the less the machine has to do. That would be most of a fault, and the same
 /// in each protocol.
 pub struct Awake(Vec<Child>);

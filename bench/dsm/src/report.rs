@@ -232,7 +232,7 @@ impl Row {
     }
 }
 
-/// A transport by itself.
+/// A transport alone.
 #[derive(Serialize, Deserialize)]
 pub struct Transfer {
     #[serde(deserialize_with = "name")]

@@ -34,7 +34,7 @@ pub fn main<A: Parser>(run: impl FnOnce(A) -> Result<()>) -> ExitCode {
 /// The arguments of this program, or what it ends with, as they are wrong or ask for help.
 pub fn arguments<A: Parser>() -> Result<A, ExitCode> {
     A::try_parse().map_err(|error| {
-        // Nobody can be told that it could not be printed.
+        // There is no way left to report that it could not be printed.
         let _ = error.print();
         ExitCode::from(if error.use_stderr() { FAILED } else { 0 })
     })

@@ -3,7 +3,7 @@
 //!
 //! CPUs and each device give hints: sets of nodes that suffice, preferred if no smaller set of the empty server would. Hints are
 //! combined by intersection; of those that are not empty the best is preferred, then narrower, then of lower numbers. CPUs are
-//! taken from its nodes, the fullest first, and if they lack some, from the others: best effort refuses nobody. Memory
+//! taken from its nodes, the fullest first, and if they lack some, from the others: best effort refuses no VM. Memory
 //! has no manager by default: it comes from where the CPUs are.
 
 use crate::{

@@ -15,7 +15,7 @@ const KSM_PACE: [(&str, &str); 2] = [("pages_to_scan", "20000"), ("sleep_millise
 /// What the balloon takes and gives back in each period, MiB.
 const BREATH_MIB: u64 = 32;
 
-/// Before the periods, while nobody watches: what the guest has freed goes back to the host, or its pages are merged.
+/// Before the periods, while nothing is measured: what the guest has freed goes back to the host, or its pages are merged.
 pub fn prepare(cause: Cause, machine: &mut Machine) -> Result<BTreeMap<String, u64>> {
     let mut caused = BTreeMap::new();
     if cause == Cause::Balloon {

@@ -6,7 +6,7 @@ use std::{fs, ops::Range};
 use vnuma_bench_common::host::write;
 
 const ADMIN: &str = "/sys/kernel/mm/damon/admin/kdamonds";
-/// While it is on, nobody else can use DAMON.
+/// While it is on, no other program can use DAMON.
 const STAT: &str = "/sys/module/damon_stat/parameters/enabled";
 /// No limit.
 const MOST: &str = "18446744073709551615";

@@ -170,7 +170,7 @@ impl Load {
         // SAFETY: a new mapping for reading, at an address that the kernel chooses; the disk is read-only.
         let address = unsafe { mmap(None, length, ProtFlags::PROT_READ, MapFlags::MAP_SHARED, disk, 0) };
         let address = address.context(DISK)?;
-        // SAFETY: the mapping made above, which is aligned to a page and of this length; nobody writes to it.
+        // SAFETY: the mapping made above, which is aligned to a page and of this length; nothing writes to it.
         let words: &[usize] =
             unsafe { std::slice::from_raw_parts(address.as_ptr().cast(), bytes / size_of::<usize>()) };
         let sum = words.chunks(LINE).fold(0_usize, |sum, line| sum.wrapping_add(line[0]));

@@ -136,7 +136,7 @@ impl Machine {
         let path = format!("/proc/{}/task", self.vm.pid);
         for entry in fs::read_dir(&path).with_context(|| path.clone())? {
             let tid = entry?.file_name().to_string_lossy().parse().with_context(|| path.clone())?;
-            // A thread of a pool may have ended meanwhile.
+            // A thread of a pool may have ended since the list was read.
             if !self.vm.threads.contains(&tid) && affine(tid, &[cpu]).is_err() {
                 ensure!(!fs::exists(format!("{path}/{tid}"))?, "thread {tid} cannot run on CPU {cpu}");
             }

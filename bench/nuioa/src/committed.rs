@@ -169,7 +169,7 @@ pub struct Workload {
     pub operation: &'static str,
     /// Has the reduced form all configurations of it? Else it has those that goals compare.
     pub everywhere: bool,
-    /// So many does a window have at least, if there is time: with few it is chance what the kernels do meanwhile.
+    /// A window has at least so many, if there is time. With fewer, the result depends on what the kernels happen to do.
     pub wanted: u64,
 }
 
@@ -286,7 +286,7 @@ const fn ping(name: &'static str, way: Way, bytes: usize) -> Workload {
     kernel(name, Kind::Sockperf { way, pace: Pace::Alone, bytes }, MESSAGE)
 }
 
-/// The second server sends at this rate, as a sender in the guest would spin meanwhile.
+/// The second server sends at this rate, as a sender in the guest would spin between packets.
 const fn paced(name: &'static str, per_second: u32) -> Workload {
     kernel(name, Kind::Sockperf { way: Way::Receive, pace: Pace::Rate(per_second), bytes: 64 }, MESSAGE)
 }

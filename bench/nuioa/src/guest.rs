@@ -209,7 +209,7 @@ fn set_threads(directory: &str, cpus: &Cpus) -> Result<()> {
         let name = entry?.file_name().to_string_lossy().into_owned();
         let thread = name.parse().with_context(|| format!("{directory}: {name:?}"))?;
         match sched_setaffinity(Pid::from_raw(thread), cpus) {
-            // It has ended meanwhile.
+            // It has ended already.
             Ok(()) | Err(Errno::ESRCH) => {}
             Err(error) => return Err(error).with_context(|| format!("{directory}: CPUs of thread {thread}")),
         }

@@ -297,7 +297,7 @@ mod tests {
         ] {
             assert!(vnuma.contains(part), "{part}: {vnuma}");
         }
-        // Nobody tells where the devices are.
+        // No tool reports where the devices are.
         assert!([home, remote, uma, vnuma].iter().all(|text| !text.contains("pxb")));
     }
 }

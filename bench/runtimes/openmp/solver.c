@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Laplace's equation on a grid by Jacobi's method, with OpenMP: a program whose memory nobody manages. A thread has the same rows in
+ * Laplace's equation on a grid by Jacobi's method, with OpenMP: a program without memory management of its own. A thread has the same rows in
  * each sweep, and their memory since it has touched it first.
  *
  *	solver COLUMNS ROWS

@@ -124,7 +124,7 @@ const HEAP: [&str; 2] = ["-Xms400m", "-Xmx400m"];
 const HEAP_IN_HALVES: [&str; 2] = ["-Xms800m", "-Xmx800m"];
 /// The option by which a Java VM uses nodes.
 pub const JAVA_NUMA: &str = "-XX:+UseNUMA";
-/// And by which it does not, whatever its collector does by itself.
+/// And by which it does not, whatever its collector does on its own.
 pub const JAVA_NO_NUMA: &str = "-XX:-UseNUMA";
 
 impl Workload {

@@ -65,7 +65,7 @@ impl Row {
         }
     }
 
-    /// Goals and ratios are about changes by hand, and without AutoNUMA nobody takes home what stays.
+    /// Goals and ratios are about changes by hand, and without AutoNUMA nothing brings displaced memory home.
     pub fn is_judged(&self) -> bool {
         self.autonuma && self.by == By::Hand
     }

@@ -90,7 +90,7 @@ impl Stencil {
             new.push(page);
         }
         self.rows.push_back(new);
-        // Nobody needs it any more.
+        // It is not needed any more.
         drop(self.rows.pop_front());
         1
     }

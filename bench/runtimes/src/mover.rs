@@ -93,7 +93,7 @@ impl Competitors {
         for _ in 0..COMPETITORS {
             let (ended, (sender, receiver)) = (Arc::clone(&competitors.ended), channel());
             let thread = thread::Builder::new().name("competitor".to_owned()).spawn(move || {
-                // Whoever waits for it is gone if this fails.
+                // If this fails, the receiver is gone.
                 let _ = sender.send(gettid().as_raw());
                 while !ended.load(Ordering::Relaxed) {
                     hint::spin_loop();

@@ -60,7 +60,7 @@ pub struct Cell {
     pub changes: Vec<Change>,
     /// About one a second.
     pub samples: Vec<Sample>,
-    /// Pages that the guest's kernel has moved meanwhile (`numa_pages_migrated`).
+    /// Pages that the guest's kernel has moved in this time (`numa_pages_migrated`).
     pub pages_migrated: u64,
     /// At its end, does the guest use the true node of each vCPU? None: it is not attached.
     pub told: Option<bool>,

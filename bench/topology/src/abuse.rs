@@ -66,7 +66,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Moves of one VM, with what vnumad uses and what it publishes to another meanwhile.
+/// Moves of one VM, with what vnumad uses and what it publishes to another VM at the same time.
 fn part(
     bench: &mut Bench<'_>,
     daemon: &Process,

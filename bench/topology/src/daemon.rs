@@ -66,7 +66,7 @@ fn switches(pid: u32) -> Result<BTreeMap<(String, String), u64>> {
     Ok(all)
 }
 
-/// Wake-ups a second of the threads of each name. Those of a thread that began meanwhile count from its beginning.
+/// Wake-ups a second of the threads of each name. A thread that began in this time counts from its beginning.
 fn per_second(
     before: &BTreeMap<(String, String), u64>,
     after: &BTreeMap<(String, String), u64>,

@@ -80,7 +80,7 @@ impl Device {
     }
 }
 
-/// Prints a line for each generation, as a [`Sighting`], until nobody reads them; the first line is a [`Moment`].
+/// Prints a line for each generation, as a [`Sighting`], until its reader is gone; the first line is a [`Moment`].
 pub fn follow() -> Result<()> {
     let mut device = Device::open()?;
     let mut stdout = std::io::stdout();

@@ -115,7 +115,7 @@ impl Protocol {
                 start("redis-server", &[&listens[..], &keeps_nothing, &huge].concat())
             }
             Self::Memcached => {
-                // Of that a page of each size of values goes at once.
+                // At its start memcached takes a page of the memory of -m for each size class of values.
                 start("memcached", &["-u", "root", "-s", socket, "-t", "1", "-m", "128", "-L", "-c", &most])
             }
         }
@@ -175,7 +175,7 @@ impl<S: Read + Write> Connection<S> {
             let count = self.stream.read(&mut buffer[filled..]).context("waiting for a value")?;
             ensure!(count > 0, "the server has ended a connection");
             filled += count;
-            // One that says that there is no such value is shorter.
+            // The answer for a missing value is shorter than `before`, so each part is compared as it comes.
             let known = filled.min(before.len());
             let head = String::from_utf8_lossy(&buffer[..known]).into_owned();
             ensure!(before.as_bytes().starts_with(&buffer[..known]), "the server answered {head:?}");

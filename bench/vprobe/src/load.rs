@@ -193,7 +193,7 @@ fn ready(memory: &Memory, count: &Count) -> Result<()> {
                 print(&Ready { memory: ranges(&frames(address, bytes)?), other: Vec::new(), count })
             });
             if let Err(error) = done {
-                // Whoever told it waits for a line.
+                // The sender of the command waits for a line.
                 eprintln!("{error:#}");
                 std::process::exit(1);
             }

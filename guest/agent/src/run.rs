@@ -1,11 +1,11 @@
-//! The loop, its guard, and the ends that it can have.
+//! The loop of vnuma-guest, and what undoes its settings however it ends.
 //!
 //! | end | who undoes what was set |
 //! |---|---|
 //! | SIGTERM, SIGINT, SIGHUP, an error | the process itself |
 //! | SIGKILL, a crash | the guard, a process of its own that waits for that |
 //! | both are killed | `ExecStopPost=vnuma-guest undo` of the systemd unit; else the next start, or `vnuma-guest undo` |
-//! | the machine ends | nobody: nothing is left |
+//! | the machine ends | nothing needs to: no setting survives that |
 
 use crate::{
     act::{Actor, System},
@@ -157,7 +157,7 @@ impl Hands for Wet {
     }
 }
 
-/// Says it.
+/// Prints what would be done, and does nothing.
 #[derive(Default)]
 struct Dry {
     said: BTreeMap<i32, String>,
@@ -173,7 +173,7 @@ impl Hands for Dry {
                 }
                 Action::Release { reason, .. } => format!("PID {pid}: would be released: {reason}"),
                 Action::Keep { reason, .. } => format!("PID {pid}: {reason}"),
-                // There is no end of it, as nothing is moved.
+                // A dry run moves no memory. It would print the same move again and again.
                 Action::MoveMemory { .. } => continue,
             };
             if self.said.insert(pid, line.clone()).as_ref() != Some(&line) {
@@ -272,7 +272,7 @@ impl<'a> Loop<'a> {
     }
 }
 
-/// What is said once, as it is not wrong but worth knowing.
+/// Which notices were printed. Each is printed once, as it reports no fault.
 #[derive(Default)]
 struct Notices {
     one_node: bool,
@@ -379,7 +379,7 @@ mod tests {
     use super::*;
     use std::os::fd::OwnedFd;
 
-    /// Far longer than a look that was caused takes to come, on any machine.
+    /// Far longer than it takes on any machine until an event is followed by a look.
     const LONG: Duration = Duration::from_secs(60);
 
     #[test]

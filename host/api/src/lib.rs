@@ -199,7 +199,7 @@ pub struct Daemon {
     pub affinity_events: bool,
     /// Location events that came faster than they were taken; all locations were read again after each loss.
     pub location_events_lost: u64,
-    /// Seconds after which it replugs a vCPU by itself where nothing can be published to the guest. `None`: never.
+    /// Seconds after which it replugs a vCPU without a request where nothing can be published to the guest. `None`: never.
     pub replug_after_s: Option<u64>,
     /// Policy of a VM until an operator sets another one.
     #[serde(default)]

@@ -14,7 +14,7 @@ pub struct RehomeRequest {
     /// Say what would be done, and do nothing.
     #[serde(default)]
     pub dry_run: bool,
-    /// Move vCPUs that somebody else has confined to another node as well.
+    /// Also move vCPUs that others have confined to another node.
     #[serde(default)]
     pub move_pinned: bool,
 }

@@ -66,7 +66,7 @@ pub struct MemoryStep {
     pub ended: bool,
     /// How much was moved so far, bytes.
     pub moved_bytes: u64,
-    /// Pages that somebody held (VFIO, direct I/O), and that stayed.
+    /// Pages that were pinned (VFIO, direct I/O), and that stayed.
     pub busy_pages: u64,
     /// Pages that other processes have mapped as well, and that stayed.
     pub shared_pages: u64,

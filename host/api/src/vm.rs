@@ -61,7 +61,7 @@ pub enum Hypervisor {
     Stopped,
     /// A debugger holds its process.
     Debugged,
-    /// It says nothing: somebody else uses its monitor, or it hangs.
+    /// It does not answer: another client uses its monitor, or it hangs.
     Silent,
     /// There is no connection to it.
     Lost,

@@ -7,8 +7,7 @@ use crate::{
 };
 use std::{collections::VecDeque, os::fd::BorrowedFd};
 
-/// Publications that can wait for their acknowledgement at the same time. The oldest of more is given up: a later one
-/// contains it.
+/// Publications that can wait for their acknowledgement at the same time. The oldest of more is given up: a later one contains it.
 pub const MAX_OUTSTANDING: usize = 8;
 
 /// The host's end. Dropping it leaves the memory and the last publication to the VM.

@@ -73,8 +73,7 @@ impl Generations {
         u64::from(self.epoch) << 32 | u64::from(self.counter)
     }
 
-    /// The next generation. Its lowest bit alternates, also where the counter starts over, as it says which slot
-    /// is written.
+    /// The next generation. Its lowest bit alternates, also where the counter starts over, as it says which slot is written.
     pub fn take(&mut self) -> u64 {
         let generation = self.peek();
         self.counter = match self.counter {
@@ -85,7 +84,7 @@ impl Generations {
     }
 }
 
-/// A region of its own memory, which can neither grow nor shrink: nobody who shares it can make a store
+/// A region of its own memory, which can neither grow nor shrink: no process that shares it can make a store
 /// of this process fault.
 #[derive(Debug)]
 pub struct Region {

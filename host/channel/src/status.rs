@@ -22,7 +22,7 @@ pub struct GuestStatus {
 }
 
 impl GuestStatus {
-    /// Reads the area, each word by one load. The guest can change it meanwhile.
+    /// Reads the area, each word by one load. The guest can change it at any time.
     pub(crate) fn read(region: &Region) -> Self {
         let load = |field: usize| region.load(GUEST_OFFSET + field);
         if load(offset_of!(Guest, magic)) != GUEST_MAGIC {

@@ -71,7 +71,7 @@ impl Files {
         let (memory, vectors) = self.search(process)?;
         let memory = memory.ok_or_else(|| missing("shared memory"))?;
         let memory = copy(pidfd, memory)?;
-        // The number may have got another meaning meanwhile, or the process directory another process.
+        // In between, the number may have been reused, or the process directory may be of another process.
         if file_of(memory.as_fd())? != (self.memory_device, self.memory_inode) {
             return Err(missing("shared memory"));
         }
@@ -99,7 +99,7 @@ impl Files {
             let Some(number) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
                 continue;
             };
-            // A descriptor that is closed meanwhile is not part of the channel.
+            // A descriptor that was closed since it was listed is not part of the channel.
             let Ok(target) = fs::read_link(entry.path()) else { continue };
             if target.as_os_str() == "anon_inode:[eventfd]" {
                 if let Ok(id) = read_id(&process.join("fdinfo").join(entry.file_name())) {

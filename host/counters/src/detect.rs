@@ -43,7 +43,7 @@ pub fn detect(root: &Path, given_up: &[PassedOver]) -> Detected {
     detect_by(root, given_up, |events| ThreadCounters::open_caller(events).map(drop))
 }
 
-/// The same, if somebody else tries to open them.
+/// The same, with another function that tries to open them.
 pub fn detect_by(
     root: &Path,
     given_up: &[PassedOver],

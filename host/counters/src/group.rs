@@ -140,7 +140,7 @@ impl ThreadCounters {
         std::iter::once(&self.leader).chain(&self.others).map(Counter::id).collect()
     }
 
-    /// The same as [`Self::read`], from a reading that somebody else has made. `None`: that is too old, as it has less than half
+    /// The same as [`Self::read`], from a reading that a BPF program has made. `None`: that is too old, as it has less than half
     /// of the time that the thread was on a CPU since the last call.
     pub fn take(&mut self, now: Reading, ran_ns: u64) -> Option<Counted> {
         let fits = now.values.len() == self.meanings.len() && is_recent(&self.before, &now, ran_ns);

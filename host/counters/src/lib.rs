@@ -12,7 +12,7 @@
 //!   Silence: does this source count at all, or is it given up for the next best one?
 //! ```
 //!
-//! Nothing is opened, and nothing costs anything, until somebody opens the counters of a thread.
+//! Until the counters of a thread are opened, nothing costs anything.
 //!
 //! The counters go on with their thread from CPU to CPU and count what it does in the guest as well as what the host's
 //! kernel does for it: a guest's kernel and its programs are counted together.

@@ -78,7 +78,7 @@ pub struct Config {
     pub policy_period: Duration,
     /// Bounds between the types of vCPUs.
     pub policy_bounds: Bounds,
-    /// They follow the loads that run.
+    /// The bounds adapt to the loads that run.
     pub policy_adaptive_bounds: bool,
     /// Bytes of memory that policies may move in a second; 0: none.
     pub policy_memory: u64,
@@ -92,7 +92,7 @@ pub struct Config {
     pub rehome: RehomeSettings,
 }
 
-/// How often vnumad looks at what may change without an event, but for a resync.
+/// How often vnumad looks at what can change without an event. The interval of resyncs is beside it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Intervals {
     /// Between two looks at VMs' processes and at the main loops of their hypervisors.
@@ -311,7 +311,7 @@ fn sizes(table: &mut Table<'_>, settings: &mut SizeSettings) -> Taken {
     table.number("pause_s", 1..=DAY, |s| settings.pause_ns = s * SECOND_NS)
 }
 
-/// Two numbers of a range, of which the first may not be above the second. They are given in a unit of so many.
+/// Reads two numbers within `range`. The first may not be above the second. Both are multiplied by `unit`.
 fn pair(
     table: &mut Table<'_>,
     (lower_key, lower): (&'static str, &mut u64),
@@ -320,7 +320,7 @@ fn pair(
 ) -> Taken {
     let (given, limit) = (table.number_at(lower_key, range.clone())?, table.number_at(upper_key, range)?);
     let value = |given: &Option<Spanned<u64>>| given.as_ref().map(|given| *given.get_ref() * unit);
-    // The one that is not given follows the other one.
+    // If only one is given, the other one is moved so that the first is not above the second.
     *upper = value(&limit).unwrap_or((*upper).max(value(&given).unwrap_or(0)));
     *lower = value(&given).unwrap_or((*lower).min(*upper));
     match given {

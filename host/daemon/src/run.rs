@@ -81,7 +81,7 @@ pub async fn run(
     manager.ready(&format!("serving {}, {nodes} host nodes", path.display()));
     tokio::select! {
         () = stop => {}
-        // It ended by itself: joining it gives the reason.
+        // The core ended without a request to stop. Joining its thread gives the reason.
         _ = core_ended => {}
         ended = &mut serve => {
             ended.context("the API's task")?.context("serving the API")?;
@@ -96,7 +96,7 @@ pub async fn run(
     if timeout(GRACE, serve).await.is_err() {
         warn!("requests in progress were cut off");
     }
-    // Who scrapes loses nothing but these figures.
+    // A scraper that is cut off only loses this scrape.
     scraped.inspect(tokio::task::JoinHandle::abort);
     drop((socket, records));
     Ok(outcome?)

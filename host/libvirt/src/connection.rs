@@ -7,9 +7,8 @@
 //!    └──────── closed by the other end ───────┘ every subscriber gets `Disconnected`
 //! ```
 //!
-//! A connection has a thread for its own calls, and each domain that somebody talks to has one, so that a call that hangs holds
-//! up nothing else. The library closes a connection whose daemon does not answer its keepalive messages; calls that hang fail
-//! then.
+//! A connection has a thread for its own calls, and each domain that is in use has one, so that a call that hangs holds up nothing
+//! else. The library closes a connection whose daemon does not answer its keepalive messages; calls that hang fail then.
 
 use crate::{
     Library, LibvirtError,
@@ -72,7 +71,7 @@ pub(crate) struct Shared {
     state: Mutex<State>,
     /// Another list would have something else in it.
     changes: Arc<EventFd>,
-    /// The same, since somebody has asked.
+    /// The same, since it was asked for.
     changed: AtomicBool,
     subscribers: Mutex<BTreeMap<String, Vec<Weak<Queue>>>>,
 }
@@ -94,8 +93,7 @@ enum State {
 }
 
 impl Connection {
-    /// A connection that is opened when domains are listed. It signals `changes` when another list may have something else in
-    /// it.
+    /// A connection that is opened when domains are listed. It signals `changes` when another list may have something else in it.
     pub fn new(library: Library, uri: &str, changes: Arc<EventFd>) -> Result<Self, LibvirtError> {
         let lane = Lane::start(&library.workers.host, "libvirt", Arc::clone(&changes));
         let lane = lane.map_err(LibvirtError::system(uri, THREAD))?;

@@ -1,4 +1,4 @@
-//! XML that somebody else wrote: elements and attributes as values, with errors that name them.
+//! XML of other programs: elements and attributes as values, with errors that name them.
 
 use roxmltree::{Document, Node, ParsingOptions};
 use std::{fmt::Display, str::FromStr};

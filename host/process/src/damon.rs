@@ -68,7 +68,7 @@ pub enum DamonError {
     /// It is too old.
     #[error("DAMON of this kernel does not tell its regions; Linux 6.2 is the first that does")]
     Old,
-    /// Somebody else's kdamonds are there.
+    /// Another program uses DAMON: its kdamonds are there.
     #[error("DAMON is in use: nr_kdamonds is {0}, and vnumad has made none of them")]
     InUse(u64),
     /// Something has it for itself.
@@ -156,7 +156,7 @@ impl<T: Tree> Damon<T> {
         if count != 1 || !self.is_ours()? {
             return Err(DamonError::InUse(count));
         }
-        // One that has stopped by itself cannot be stopped.
+        // One that has stopped already cannot be stopped.
         if self.read("0/state")?.trim_end() != "off" {
             let stopped = self.write("0/state", "off");
             if self.read("0/state")?.trim_end() != "off" {

@@ -1,13 +1,11 @@
 //! Acts: puts vCPU threads where the plan wants them.
 //!
-//! The caller names a process by a pidfd that it has held since it came to know the VM,
-//! and a thread by the number that the VM's QEMU gave. That QEMU is not trusted: it may
-//! name any thread of the system, and vnumad, which runs as root, must not act
-//! for it. So [`pin_thread`] touches only threads of that process.
+//! The caller names a process by a pidfd that it has held since it came to know the VM, and a thread by the number that the VM's
+//! QEMU gave. That QEMU is not trusted: it may name any thread of the system, and vnumad, which runs as root, must not act for it.
+//! So [`pin_thread`] touches only threads of that process.
 //!
-//! Linux has no way to set a thread's affinity by anything but its number, and a number
-//! is free for others once its thread has ended. The check and the act are therefore two
-//! steps, and the gap between them is closed as follows:
+//! Linux has no way to set a thread's affinity by anything but its number, and a number is free for others once its thread has
+//! ended. The check and the act are therefore two steps, and the gap between them is closed as follows:
 //!
 //! 1. Before: the thread is in `/proc/PID/task`, and the pidfd shows that PID was the
 //!    VM's process while that was looked up. The thread's start time is noted.
@@ -15,10 +13,9 @@
 //! 3. After: the same look-up must find the same start time. It does only if the thread
 //!    lived from 1 to 3, so the act was done to that thread.
 //!
-//! If 3 fails, the thread ended in between (the usual case: the VM is being shut down,
-//! and the call failed or hit a thread about to end). For the act to have hit a stranger,
-//! the kernel must have given all other thread numbers to somebody and come round to this
-//! one in the microseconds between 1 and 2. [`ActError::Raced`] reports it either way.
+//! If 3 fails, the thread ended in between (the usual case: the VM is being shut down, and the call failed or hit a thread about
+//! to end). For the act to have hit a stranger, the kernel must have given all other thread numbers to somebody and come round to
+//! this one in the microseconds between 1 and 2. [`ActError::Raced`] reports it either way.
 //!
 //! [`move_pages`] takes pages of such a process to another node, with the same care, and [`sample_pages`] looks at some.
 //! [`damon`] tells how often pages are accessed. It ends there: no plan is made here.
@@ -92,7 +89,7 @@ pub enum ActError {
         /// The CPU.
         cpu: u32,
     },
-    /// Somebody else has set its affinity since it was looked at.
+    /// Others have set its affinity since it was looked at.
     #[error("thread {tid}: its affinity is {found} now: somebody else has set it")]
     MaskChanged {
         /// The thread.
@@ -116,8 +113,7 @@ pub enum ActError {
 
 /// Confines a thread of the process behind `pidfd` (whose number is `pid`) to `cpus`.
 ///
-/// The kernel leaves out CPUs that are offline or outside the thread's cpuset, and refuses
-/// with `EINVAL` when none is left.
+/// The kernel leaves out CPUs that are offline or outside the thread's cpuset, and refuses with `EINVAL` when none is left.
 pub fn pin_thread(pidfd: BorrowedFd<'_>, pid: i32, tid: i32, cpus: &CpuSet) -> Result<(), ActError> {
     let before = thread::start_time(pidfd, pid, tid)?;
     pin_started(pidfd, pid, tid, cpus, before)
@@ -167,9 +163,8 @@ pub fn pin_thread_if(
     pin_started(pidfd, pid, tid, cpus, before)
 }
 
-/// Does something to a thread of the process behind `pidfd` (whose number is `pid`) that can only name it by its number,
-/// and says whether it was that thread. `None`: it ended, or was never one of that process; what was done may be undone by
-/// dropping it.
+/// Does something to a thread of the process behind `pidfd` (whose number is `pid`) that can only name it by its number, and says
+/// whether it was that thread. `None`: it ended, or was never one of that process; what was done may be undone by dropping it.
 pub fn on_thread<T>(pidfd: BorrowedFd<'_>, pid: i32, tid: i32, act: impl FnOnce() -> T) -> Option<T> {
     let before = thread::start_time(pidfd, pid, tid).ok()?;
     let done = act();

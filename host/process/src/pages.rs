@@ -27,7 +27,7 @@ pub enum PageState {
     Absent,
     /// Other processes have it mapped, too.
     Shared,
-    /// Somebody holds it.
+    /// It is pinned (VFIO, direct I/O), or in use just now.
     Busy,
     /// There was no memory for it.
     NoMemory,

@@ -1,8 +1,7 @@
 //! Files of `/proc/PID` and `/proc/PID/task/TID`: the one place that reads and parses them.
 //!
-//! Part of their content is chosen by the process (names, command lines), so it is not trusted: every file is
-//! read up to a limit, and every parser survives any text. An error names the file, and the field and the value if that
-//! is what is wrong.
+//! Part of their content is chosen by the process (names, command lines), so it is not trusted: every file is read up to a limit,
+//! and every parser survives any text. An error names the file, and the field and the value if that is what is wrong.
 
 use crate::text::sanitize_short;
 use std::{
@@ -377,8 +376,7 @@ pub fn cgroup_path(cgroup: &str) -> Option<&str> {
     cgroup.lines().find_map(|line| line.strip_prefix("0::"))
 }
 
-/// A field of a `status` file; empty if there is none. The name, in the first line, has its line breaks escaped by the
-/// kernel.
+/// A field of a `status` file; empty if there is none. The name, in the first line, has its line breaks escaped by the kernel.
 fn status_field<'a>(status: &'a str, key: &str) -> &'a str {
     let field = |line: &'a str| line.strip_prefix(key)?.strip_prefix(':');
     status.lines().find_map(field).unwrap_or_default().trim()

@@ -111,7 +111,7 @@ impl Workers {
         self.start_with(name, Some(wake), |jobs| work(jobs, theirs))
     }
 
-    /// Starts a thread without jobs, whose end nobody waits for. It is looked at until then.
+    /// Starts a thread without jobs, whose end is not waited for. It is looked at until then.
     pub fn start_alone(&self, name: &str, work: impl FnOnce(&Heartbeat) + Send + 'static) -> io::Result<()> {
         let work = |jobs: Jobs<()>| work(jobs.heartbeat());
         self.start_with(name, None, work).map(|worker| drop(worker.detached()))

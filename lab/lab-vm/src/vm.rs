@@ -267,7 +267,7 @@ fn remove(name: &str) -> Result<()> {
         // Its memory, which identifies it, goes a moment before the process.
         while Path::new("/proc").join(pid.to_string()).exists() {
             if started.elapsed() > QUIT_LIMIT && alive(name) {
-                // It has ended meanwhile if this fails.
+                // If this fails, it has ended already.
                 let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
             }
             ensure!(started.elapsed() < 4 * QUIT_LIMIT, "VM \"{name}\": QEMU {pid} does not end");

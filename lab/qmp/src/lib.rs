@@ -67,7 +67,7 @@ impl Qmp {
         open().with_context(|| path.display().to_string())
     }
 
-    /// Opens a port that stays connected to a monitor, whoever opens it. Only one at a time can; others wait.
+    /// Opens a port that stays connected to a monitor when clients come and go. Only one at a time can; others wait.
     ///
     /// # Errors
     ///
@@ -84,7 +84,7 @@ impl Qmp {
             }
         };
         let mut qmp = Self::new(port, LIMIT)?;
-        // Refused by a monitor that somebody negotiated with before.
+        // A monitor that an earlier client negotiated with refuses this.
         let _ = qmp.run("qmp_capabilities");
         qmp.run("query-status").with_context(|| path.display().to_string())?;
         qmp.events.clear();

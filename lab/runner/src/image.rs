@@ -120,7 +120,7 @@ impl Image {
         if !directory.exists() {
             drop(shared);
             let exclusive = lock_with_notice(&directory, progress).map_err(file_error(&directory))?;
-            // Another process may have built it meanwhile.
+            // Another process may have built it while this one waited.
             if !directory.exists() {
                 build(&recipe, &directory, progress)?;
             }

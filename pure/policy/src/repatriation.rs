@@ -10,9 +10,9 @@
 //! | `both` | whichever comes first | |
 //! | `adaptive` | within a minute the move saves twice its price | here |
 //!
-//! `adaptive` knows how hot what is displaced is, where that [can be watched](crate::hotness): the hottest comes first. Where
-//! accesses are counted they are divided among the pages by that, and pages that nobody accesses do not pay. Accesses that are
-//! assumed are assumed of every page: one that was cold for some seconds may be hot when it matters, so that it comes last.
+//! `adaptive` moves the hottest displaced pages first, where [hotness can be watched](crate::hotness). Counted accesses are divided
+//! among pages in proportion to their hotness, so a page without accesses is not worth its move. Where accesses are not counted,
+//! every page is assumed to have the same number. A cold page then comes last and is still moved, as it may be hot later.
 //!
 //! What starts is a round. It goes on, a move at a time, until nothing that can be moved is displaced.
 //!

@@ -1,9 +1,8 @@
 //! Where the memory of a VM is, by a sample of its pages.
 //!
-//! A share of the pages that were looked at stands for the same share of all of them, with the interval that the true one is
-//! in with a confidence of 95 % (Wilson's score interval). It takes the pages for independent of each other. Pages of one huge
-//! page are not, so that the interval is too short where few huge pages make up the memory. If all pages were looked at, the
-//! figures are exact.
+//! The share of the sample's pages that are on a node estimates the share of all pages there. Beside it is the interval that has
+//! the true share with a confidence of 95 % (Wilson's score interval). The interval assumes independent pages, and is too narrow
+//! for a few huge pages. If all pages were looked at, the figures are exact.
 
 use crate::memory_move::{BASE_KIB, NodeMemory};
 use std::collections::BTreeMap;

@@ -156,8 +156,7 @@ impl VmPlacement {
         }
     }
 
-    /// A vCPU was seen, or cannot be seen any more. Returns the host node that it left, if it was
-    /// seen on another one before.
+    /// A vCPU was seen, or cannot be seen any more. Returns the host node that it left, if it was seen on another one before.
     pub fn observe(
         &mut self,
         host: &HostTopology,

@@ -137,7 +137,7 @@ impl Node {
     /// Makes second copies of all pages as they are now, for [`Copies::restore`]. To be called by one thread of each member while
     /// no thread of any node uses the memory, as at a barrier; threads may go on when it returns. Returns the number of the cut.
     ///
-    /// It fails if a member is lost meanwhile, or not all have called it after 30 s. The cut before is kept then, and the next one
+    /// It fails if a member is lost before its end, or not all have called it after 30 s. The cut before is kept then, and the next one
     /// has what this one would have had.
     pub fn cut(&self) -> Result<u64, NodeError> {
         let number = self.copies.want(self.region.shards());

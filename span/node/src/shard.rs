@@ -197,7 +197,7 @@ impl Shard {
             let outcome = self.peers.wait(&others, TICK, Duration::ZERO).map(|_| wake.read());
             let refused = self.take_faults();
             if let (Err(_), _) | (_, Err(_)) = (outcome, refused) {
-                // Again and again, without a pause: somebody may still wait.
+                // Again and again, without a pause: a thread may still wait.
                 std::thread::sleep(TICK);
             }
         }
@@ -533,7 +533,7 @@ impl Shard {
             Command::Members { members } => {
                 let lost = self.members.minus(members);
                 self.members = members;
-                // Each shard agrees by itself. What one excludes, the others do not go on with.
+                // Each shard agrees on its own. What one excludes, the others do not go on with.
                 lost.iter().for_each(|node| self.shared.suspect(node.0));
                 self.saving.end("a member was lost");
                 self.shared.agreed(self.index, members);

@@ -22,8 +22,8 @@ pub(crate) struct Mapping {
     len: usize,
 }
 
-// SAFETY: the mapping stays at its address and belongs to this value. All accesses are through raw
-// pointers and answers for the order of accesses.
+// SAFETY: the mapping stays at its address and belongs to this value. This file accesses it through raw pointers only.
+// Callers see to the order of accesses.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}

@@ -37,8 +37,7 @@ pub type Page = [u8; PAGE_SIZE];
 pub struct Options {
     /// Number of descriptors, each with its own part of the pages. 1 to 256.
     pub shards: usize,
-    /// Keep the memory from being swapped. Without it a page that was swapped out costs its reader more time, and
-    /// nothing else.
+    /// Keep the memory from being swapped. Without it a page that was swapped out costs its reader more time, and nothing else.
     pub lock: bool,
 }
 
@@ -57,8 +56,7 @@ pub struct Features {
 
 /// Largest number of shards.
 const SHARD_LIMIT: usize = 256;
-/// Stripes of pages that go to the shards in turn; each is a mapping of its own to the kernel, of which a process may
-/// have 65530.
+/// Stripes of pages that go to the shards in turn; each is a mapping of its own to the kernel, of which a process may have 65530.
 const STRIPE_LIMIT: usize = 1024;
 /// Smallest stripe in pages where there are enough pages: 2 MiB, what one page of page table maps.
 const STRIPE_PAGES: usize = 512;

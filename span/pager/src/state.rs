@@ -59,7 +59,7 @@ impl fmt::Display for PageState {
     }
 }
 
-/// What somebody wants to do with a page.
+/// What a node wants to do with a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Access {
     /// Load.

@@ -63,7 +63,7 @@ impl TcpPipe {
     /// Takes a connection over.
     pub fn new(stream: TcpStream) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
-        // A message is smaller than a segment, and somebody waits for it.
+        // A message is smaller than a segment, and the receiver waits for it.
         stream.set_nodelay(true)?;
         Ok(Self { stream })
     }

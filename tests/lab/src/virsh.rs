@@ -7,7 +7,7 @@ use vnuma_scenario::{HANG_LIMIT, Process, output, wait_for};
 
 pub(crate) const CONFIGURATION: &str = "user = \"root\"\ngroup = \"root\"\nnamespaces = []\n";
 
-/// VMs do not run on CPU 0 of the lab's server, and libvirt asks QEMU by starting it.
+/// VMs do not run on CPU 0 of the lab's server. libvirt starts a QEMU there too, to learn what that can do.
 pub(crate) const CPUS: &str = "1-7";
 
 /// libvirt's daemons, which end with the scenario.

@@ -32,7 +32,7 @@ pub fn run(Arguments { common, workload, configuration }: &Arguments) -> Result<
         common: *common,
         server: "2n6c-iommu",
         peer: Some("2n4c"),
-        // All sets of the caches: what testpmd and drivers touch is too little for a sample of them.
+        // All sets of the caches are modelled: testpmd and drivers touch too little memory for a sample of the sets.
         counters: "broadwell-2s:full",
         programs: &[
             ("vnumad", "vnumad"),

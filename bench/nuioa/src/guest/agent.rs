@@ -117,7 +117,7 @@ fn affinities(process: u32) -> Result<Vec<String>> {
     let directory = format!("/proc/{process}/task");
     let mut lists = Vec::new();
     for entry in fs::read_dir(&directory).with_context(|| directory.clone())? {
-        // A thread may have ended meanwhile.
+        // A thread may have ended since the list was read.
         let status = fs::read_to_string(entry?.path().join("status")).unwrap_or_default();
         let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
         lists.extend(list.map(|list| list.trim().to_owned()));

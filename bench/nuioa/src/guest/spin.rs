@@ -31,7 +31,7 @@ struct Shared {
     spins: AtomicU64,
 }
 
-/// A thread that computes on a CPU when nobody else has anything to do there.
+/// A thread that computes on a CPU when no other thread wants to run there.
 pub struct Spin {
     shared: Arc<Shared>,
     cpu: usize,
@@ -89,7 +89,7 @@ impl Spin {
     }
 }
 
-/// Only here, and only when nobody else wants to run (sched(7), SCHED_IDLE).
+/// Only here, and only when no other thread wants to run (sched(7), SCHED_IDLE).
 fn lowest(cpu: usize) -> Result<()> {
     super::pin(&[cpu])?;
     let parameter = libc::sched_param { sched_priority: 0 };

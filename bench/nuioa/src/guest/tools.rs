@@ -33,7 +33,7 @@ pub struct Testpmd {
 }
 
 impl Testpmd {
-    /// Starts it on these cards. It finds out by itself on which node they are, and takes memory there.
+    /// Starts it on these cards. It looks up on which node they are, and takes memory there.
     pub fn start(mode: &str, cards: &[PathBuf], place: Place, bytes: usize, burst: usize) -> Result<Self> {
         process::run("modprobe", &["uio_pci_generic"])?;
         for card in cards {

@@ -210,7 +210,7 @@ fn rows_of_other_conditions_are_compared_with_each_other_and_judge_nothing() {
     let ideal = find(&rows, full, Policy::Ideal, 20).expect("a row");
     assert!(!ideal.autonuma && (loss(full, ideal) - 0.6).abs() < 1e-9);
     assert_eq!(ratios(&rows), ratios(&self::rows(&measured(1000))));
-    // A balancer's are compared with each other as well, and with what nobody moved.
+    // A balancer's cells are also compared with each other, and with cells without moves.
     let by_balancer =
         |policy, cycles| Cell { by: By::Balancer, ..cell(Workload::Stream, policy, 20, cycles) };
     let mut balanced = vec![by_balancer(Policy::StaticVnuma, 3000), by_balancer(Policy::Full, 2000)];

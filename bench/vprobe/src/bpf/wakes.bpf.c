@@ -54,7 +54,7 @@ static __always_inline void report(__u64 waited_ns)
 	__u32 first = 0;
 	__u64 *count;
 
-	/* Nobody is woken for it: user space looks once a period. */
+	/* No thread is woken for it: user space looks once a period. */
 	if (!bpf_ringbuf_output(&waits, &waited_ns, sizeof(waited_ns), BPF_RB_NO_WAKEUP))
 		return;
 	count = bpf_map_lookup_elem(&lost, &first);

@@ -1,4 +1,4 @@
-//! Cells that are finished, as the store has them. Whoever can write it can change them, so each is checked before it is used: what does
+//! Cells that are finished, as the store has them. Others may have write access, so each cell is checked before it is used: what does
 //! not fit is refused by its name and field, and never judged.
 
 use crate::{

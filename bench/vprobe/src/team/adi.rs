@@ -1,5 +1,5 @@
 //! `sp-like` and `bt-like`: implicit solvers on a cube with five unknowns a point, direction by direction, as SP and BT of the NAS
-//! parallel benchmarks. A line of the cube is a system of equations: pentadiagonal for each unknown by itself (SP), or
+//! parallel benchmarks. A line of the cube is a system of equations: pentadiagonal for each unknown alone (SP), or
 //! tridiagonal in blocks of 5 by 5 (BT). Lines along x and y lie in the own part. Those along z go through the parts of all threads.
 
 use super::shared::{Kernel, Random, Shared};
@@ -14,7 +14,7 @@ type Unknowns = [f64; UNKNOWNS];
 /// How a line is solved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Solver {
-    /// Pentadiagonal, each unknown by itself.
+    /// Pentadiagonal, each unknown alone.
     Scalar,
     /// Tridiagonal blocks.
     Block,

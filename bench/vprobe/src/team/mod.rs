@@ -41,10 +41,10 @@ pub fn bytes(kind: Kind, threads: usize) -> Option<usize> {
     Some((kernel(kind)?.words(threads) * size_of::<u64>()).next_multiple_of(HUGE))
 }
 
-/// The words of memory that nobody else uses.
+/// The words of memory that no other thread uses.
 fn words(memory: &mut Memory) -> &[AtomicU64] {
     let words = memory.words();
-    // SAFETY: the same words, of the same size and alignment, borrowed for as long, and nobody else has them.
+    // SAFETY: the same words, of the same size and alignment, borrowed for as long, and no other thread has them.
     unsafe { std::slice::from_raw_parts(words.as_mut_ptr().cast(), words.len()) }
 }
 

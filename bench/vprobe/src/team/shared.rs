@@ -61,7 +61,7 @@ impl<'a> Shared<'a> {
         self.sums[me].store(value.to_bits(), Relaxed);
         self.meet();
         let sum = self.sums.iter().map(|sum| f64::from_bits(sum.load(Relaxed))).sum();
-        // Nobody gives the next one before all have read this one.
+        // The next one is given only after all have read this one.
         self.meet();
         sum
     }

@@ -50,7 +50,7 @@ impl Core {
     /// Moves of a VM's vCPUs that are published have to be known at once, others not.
     fn defer(&mut self, id: VmId, waits: bool) {
         let vcpus = self.vm(id).into_iter().flat_map(|vm| &vm.description.vcpus);
-        // Another VM may have it meanwhile, or it has ended.
+        // By now another VM may have it, or it has ended.
         let watched = vcpus.filter(|vcpu| self.registry.threads.get(&vcpu.tid) == Some(&(id, vcpu.apic_id)));
         let threads: Vec<i32> = watched.map(|vcpu| vcpu.tid).collect();
         if !threads.is_empty() {

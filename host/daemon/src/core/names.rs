@@ -1,5 +1,5 @@
 //! What VMs are called. A name is given once: to the VM that reported it first. Whatever else wants it is called by its handle,
-//! which is no VM's name, so that nobody takes one for the other.
+//! which is no VM's name, so that the two cannot be confused.
 
 use super::{Core, refusal::Refusal, render};
 use std::collections::{HashMap, HashSet};

@@ -1,4 +1,4 @@
-//! Answers to requests: each goes to whoever asked, once, and has the type that was asked for.
+//! Answers to requests: each goes once to the client that asked, and has the type that was asked for.
 
 use super::refusal::Refusal;
 

@@ -129,7 +129,7 @@ impl Core {
             }
             ChannelState::Attached(_) | ChannelState::Lost => {}
         }
-        // It is not to come back by itself.
+        // It is not to be attached again on its own.
         self.unmark(id);
         self.channel_event(id, ChannelEvent::DetachRequested);
         self.is_to_be_unplugged(id);

@@ -7,7 +7,7 @@
 //! | its operator's is set again | a step of the plan when the policy changes, or [`Command::RestoreMasks`] by the record |
 //! | its place is told to scx_vnuma, if that is loaded | the same steps; the affinity stays the operator's |
 //! | those of threads that run no vCPU | [`Command::Follow`], after the steps of the vCPUs (`others`) |
-//! | somebody else's is its operator's from then on | the next period, an operator's move, or a step that finds it |
+//! | another one that is found is its operator's from then on | the next period, an operator's move, or a step that finds it |
 
 use super::{
     Core,
@@ -169,7 +169,7 @@ impl Core {
         self.world.scheduler_loads += u64::from(switch.to == Mechanism::Scheduler);
     }
 
-    /// A mask that somebody else has set.
+    /// A mask that vnumad has not set.
     fn taken_over(&mut self, id: VmId, vcpu: ApicId, mask: &CpuSet) {
         let name = self.vm(id).map(|vm| vm.name().to_owned()).unwrap_or_default();
         let line = format!(

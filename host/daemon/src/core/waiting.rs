@@ -56,7 +56,7 @@ pub(super) enum Until {
 pub(super) enum Then {
     /// It is answered.
     Answer(Due),
-    /// A guest node gets another home. Nobody is answered if a policy wants it.
+    /// A guest node gets another home. If a policy wants it, no client waits for an answer.
     Rehome(RehomeWish, Option<ReplyTo<api::Rehome>>),
     /// A guest node gets another size.
     Resize(ResizeWish, ReplyTo<api::Sizes>),

@@ -147,7 +147,7 @@ async fn each<T>(
     for name in ask(context, ApiRequest::Names).await? {
         match ask(context, |reply| of(name, reply)).await? {
             Ok(shown) => all.push(shown),
-            // The VM is gone meanwhile.
+            // The VM is gone by now.
             Err(Refusal::NoVm(_) | Refusal::Ended { .. }) => {}
             Err(refusal) => return Err(refusal.into()),
         }

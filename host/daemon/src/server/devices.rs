@@ -37,7 +37,7 @@ pub(super) struct Observed {
 
 impl Observed {
     /// Looks at the files of VMs and, where a function is bound to VFIO, of all other processes. One of these that cannot be
-    /// looked at, or ends meanwhile, is left out.
+    /// looked at, or has ended by then, is left out.
     pub(super) fn read(root: &Path, host: &HostTopology, uses: &[VmUse]) -> Result<Self, SysfsError> {
         let functions = read_pci_functions(root, &host.nodes)?;
         let (mut users, mut problems) = (Vec::new(), Vec::new());
@@ -131,7 +131,7 @@ impl Observed {
         obstacles
     }
 
-    /// All of it, with names. Whoever has a device comes before whom it is reserved for.
+    /// All of it, with names. The VM that has a device is named before the one that it is reserved for.
     pub(super) fn shown(&self, root: &Path, reservations: &[Reservation]) -> Result<Devices, SysfsError> {
         let interfaces = read_interfaces(root)?;
         let mut users = BTreeMap::<String, DeviceUser>::new();

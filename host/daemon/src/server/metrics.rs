@@ -49,7 +49,7 @@ async fn gather(context: &Context) -> Result<Snapshot, Failure> {
     let (mut vms, mut scheduling) = (Vec::new(), Vec::new());
     // One request for each VM, so that the core can handle events in between.
     for name in ask(context, ApiRequest::Names).await? {
-        // A VM that is gone meanwhile, or has none to schedule, is no error.
+        // A VM that is gone by now, or has no vCPUs to schedule, is no error.
         vms.extend(ask(context, |reply| ApiRequest::Show(name.clone(), reply)).await?.ok());
         scheduling.extend(ask(context, |reply| ApiRequest::Scheduling(name, reply)).await?.ok());
     }
@@ -105,7 +105,7 @@ impl Listener for MetricsListener {
 
     async fn accept(&mut self) -> (Scraper, SocketAddr) {
         loop {
-            // It fails only if the semaphore is closed, and nobody closes it.
+            // It fails only if the semaphore is closed, which never happens.
             let Ok(permit) = Arc::clone(&self.connections).acquire_owned().await else {
                 sleep(ERROR_PAUSE).await;
                 continue;

@@ -121,7 +121,7 @@ impl Placements {
         })
     }
 
-    /// The devices that somebody has, if the request is for some.
+    /// The devices that are in use, if the request is for some.
     fn observed(
         &self,
         host: &HostTopology,

@@ -80,14 +80,14 @@ impl ApiSocket {
             Ok(found) if !found.file_type().is_socket() => {
                 return Err(SocketError::NoSocket { socket: path.into() });
             }
-            // Nobody holds the lock, so nobody listens there.
+            // The lock is free, so no vnumad listens there.
             Ok(_) => {
                 std::fs::remove_file(path).map_err(system("removing the socket of an earlier vnumad"))?
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(system("looking at it")(error)),
         }
-        // Nobody else can connect before the mode is set: vnumad runs with umask 077.
+        // No other user can connect before the mode is set: vnumad runs with umask 077.
         let listener = UnixListener::bind(path).map_err(system("listening"))?;
         let socket = Self { path: path.into(), _lock: lock };
         if group.is_some() {

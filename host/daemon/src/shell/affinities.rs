@@ -272,7 +272,7 @@ impl Task {
         };
         let told = self.places.place(pid, pidfd, order.tid, order.cpus.clone(), &order.operator)?;
         let freed = told.and_then(|()| pin_thread_if(pidfd.as_fd(), pid, order.tid, ours, &order.operator));
-        // What somebody else has set is the operator's from then on.
+        // A mask that others have set counts as the operator's from then on.
         if matches!(freed, Ok(()) | Err(ActError::MaskChanged { .. })) {
             self.masks.forget(pid, &[order.tid]);
         }

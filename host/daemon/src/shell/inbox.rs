@@ -111,7 +111,7 @@ impl Inbox {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Wakes up the receiver if it sleeps, which costs a system call. The lock is not held meanwhile, as the receiver takes
+    /// Wakes up the receiver if it sleeps, which costs a system call. The lock is released before that, as the receiver takes
     /// it first.
     fn wake(&self, mut state: MutexGuard<'_, State>) {
         let asleep = std::mem::take(&mut state.asleep);
@@ -122,7 +122,7 @@ impl Inbox {
     }
 
     fn ring(&self) {
-        // It fails only if nobody has taken 2^64 of them.
+        // It fails only after 2^64 writes without a read.
         let _ = self.arrived.write(1);
     }
 
@@ -142,7 +142,7 @@ impl Inbox {
         fds[..others.len()].iter().any(readable)
     }
 
-    /// Adds a message, and waits for room. False once nobody takes messages any more.
+    /// Adds a message, and waits for room. False once the inbox is closed.
     pub(crate) fn send(&self, message: Message) -> bool {
         let Some(state) = self.add(message) else { return false };
         self.wake(state);

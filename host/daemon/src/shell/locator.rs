@@ -292,7 +292,7 @@ impl Task {
             }
             Order::Defer(threads, waits) => {
                 threads.iter().for_each(|tid| self.watcher.defer(*tid, waits));
-                // Moves until now have woken nobody, and need to be known from now on.
+                // Moves until now did not wake the core. From now on they have to.
                 if !waits {
                     return threads.into_iter().all(|tid| {
                         self.shared.thread(tid).is_none_or(|thread| self.report(thread.pid, tid))
@@ -443,7 +443,7 @@ mod tests {
         let (inbox, locator, pid, tid) = still();
         locator.order(Order::Watch(pid, tid));
         assert_eq!(located(&inbox, COMES), 1);
-        // As after a move whose record nobody has taken: what was sent is not what is true.
+        // As after a move whose record was not taken: the location that was sent is out of date.
         assert!(locator.reader().read(pid, tid).is_some());
         locator.order(Order::Defer(vec![tid], true));
         assert_eq!(located(&inbox, COMES_NOT), 0, "it may wait");

@@ -43,7 +43,7 @@ const KEPT: usize = 3;
 pub(super) struct Kept {
     /// Its operator's mask.
     operator: CpuSet,
-    /// Masks that a policy has set or was about to set. If the thread has another one, somebody else has set that.
+    /// Masks that a policy has set or was about to set. If the thread has another one, others have set that.
     set: Vec<CpuSet>,
     /// The thread runs no vCPU.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -325,7 +325,7 @@ impl Masks {
 }
 
 /// Is the mask that was found the one that was set, as far as the CPUs are online? If none of them is left, the kernel lets
-/// the thread run anywhere, and nobody has asked for that.
+/// the thread run anywhere, which was not asked for.
 pub(super) fn still(set: &CpuSet, found: &CpuSet, online: &CpuSet) -> bool {
     let lost = !online.intersects(set);
     lost || set.agrees(found, online)

@@ -265,7 +265,7 @@ impl Shell {
                 self.take_in(message);
             }
             if let Some(request) = turn.request {
-                // Moves that wake nobody are known before it is answered.
+                // Moves that do not wake this thread are taken before it is answered.
                 self.look_at_kernel(Instant::now());
                 self.serve(request);
             }
@@ -413,7 +413,7 @@ impl Shell {
             R::Plain(report) => report,
         };
         self.step(Event::Hypervisor(connection, report));
-        // The core may have dropped this channel meanwhile.
+        // The core may have dropped this channel in that step.
         let served = |vm: &VmId| {
             let known = self.core.world().get(*vm).and_then(|managed| managed.vm.as_ref());
             known.is_some_and(|vm| vm.channel.generation().is_some())
@@ -556,7 +556,7 @@ impl Shell {
             Command::StopMemory(task) => self.page_mover.order(Memory::Stop(task)),
             Command::RestoreMasks(task, pid) => self.restore(task, pid),
             Command::SettlePins(vm) => self.settle_pins(vm),
-            // Without scx_vnuma nobody needs it. A look for that is ordered with each resync.
+            // Without scx_vnuma it has no use. A look for that is ordered with each resync.
             Command::Rank { .. } if !self.by_scheduler => {}
             Command::Rank { vm, pid, vcpus, stealing } => {
                 self.affinities.order(Order::Rank { pid, pidfd: self.pidfd(vm, pid), vcpus, stealing });

@@ -3,7 +3,7 @@
 //!
 //! | thread | what is its operator's mask |
 //! |---|---|
-//! | known | what was recorded, unless somebody else has set another one since |
+//! | known | what was recorded, unless others have set another one since |
 //! | new, with a mask that such a thread was given | that of the thread which made it |
 //! | new | the mask that it has |
 //!
@@ -65,7 +65,7 @@ impl Masks {
             };
             match outcome {
                 Ok(()) if cpus.is_some() => {}
-                // What somebody else has set just now is looked at the next time.
+                // What others have set just now is looked at the next time.
                 Ok(())
                 | Err(
                     ActError::MaskChanged { .. } | ActError::ForeignThread { .. } | ActError::Raced { .. },
@@ -179,7 +179,7 @@ mod tests {
             let (input, output) = (child.stdin.take().expect("piped"), child.stdout.take().expect("piped"));
             let pidfd = Arc::new(open_pidfd(child.id().cast_signed()).expect("a pidfd"));
             let mut process = Self { child, input, output: BufReader::new(output), pidfd };
-            // By then it has all threads that it makes by itself.
+            // By then it has all threads that it makes on its own.
             process.thread();
             for tid in procfs::threads(process.pid()).expect("it runs") {
                 process.set(tid, "0-1");

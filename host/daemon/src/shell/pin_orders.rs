@@ -33,7 +33,7 @@ impl<T> Answer<T> {
         }
     }
 
-    /// Nobody is told.
+    /// No answer is sent.
     fn forget(mut self) {
         self.0 = None;
     }

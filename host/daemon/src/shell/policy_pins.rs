@@ -93,7 +93,7 @@ impl Shell {
             let Some(known) = managed.vm.as_ref().filter(|vm| !wanted_pins(vm).is_empty()) else { continue };
             left.insert(vm, known.name().to_owned());
             let tell = tell.clone();
-            // Nobody listens once the time is up.
+            // The receiver is gone once the time is up.
             drop(self.unpin(vm, Unpin::new(BTreeMap::new(), move |outcome| drop(tell.send((vm, outcome))))));
         }
         let until = Instant::now() + STOP_LIMIT;

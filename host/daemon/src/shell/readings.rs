@@ -311,7 +311,7 @@ impl<P: Pmu> Task<P> {
         }
     }
 
-    /// A period has ended. False once nobody takes readings any more.
+    /// A period has ended. False once the inbox is closed.
     fn read(&mut self) -> bool {
         let began_ns = monotonic_ns();
         let period_ns = began_ns.saturating_sub(std::mem::replace(&mut self.read_ns, began_ns));

@@ -1,6 +1,6 @@
 //! When the core's thread looks for what the kernel and guests have to say.
 //!
-//! Whatever comes alone is taken at once. After something was taken there is a pause, and what comes meanwhile is taken together.
+//! An event that comes alone is taken at once. Then there is a pause, and all events that come in the pause are taken together.
 //! In a busy time both are looked for at the same moments: what guests answer to a publication is taken with the next events of the
 //! kernel. So a thousand moves a second cause a wake-up in [`REST`], and not one for each move and one for each answer.
 

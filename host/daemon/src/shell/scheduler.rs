@@ -256,7 +256,7 @@ impl Places {
         }
         for tid in procfs::threads(pid).unwrap_or_default() {
             if read_class(tid).is_ok_and(|class| class == Class::Ext) {
-                // One that ends meanwhile needs nothing.
+                // One that has ended by now needs nothing.
                 let _ = change_class(pidfd.as_fd(), pid, tid, Class::Ext, Class::Other);
             }
             self.open.iter().for_each(|scheduler| scheduler.forget(tid));
@@ -292,7 +292,7 @@ fn is_refused(error: &ActError) -> bool {
     matches!(error, ActError::System { source, .. } if source.raw_os_error() == Some(nix::libc::EPERM))
 }
 
-/// A thread that has ended needs nothing, and one of another class has been given that by somebody else.
+/// A thread that has ended needs nothing, and one of another class has been given that by others.
 fn give_class_back(thread: &Thread, tid: i32) {
     let given = change_class(thread.pidfd.as_fd(), thread.pid, tid, Class::Ext, Class::Other);
     if let Err(error @ ActError::System { .. }) = given {

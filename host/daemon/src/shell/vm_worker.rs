@@ -49,13 +49,13 @@ const DESCRIBE_PAUSE: Duration = Duration::from_millis(200);
 const PROMPT: Duration = Duration::from_millis(450);
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Time between two attempts to make a silent VM answer: first and longest. The VM may also answer by itself.
+/// Time between two attempts to make a silent VM answer: first and longest. The VM may also answer without one.
 const ATTEMPTS: Backoff = Backoff::of(Duration::from_secs(2), Duration::from_secs(10));
 
 /// A connection breaks shortly before the process's end is seen.
 const END_LIMIT: Duration = Duration::from_millis(500);
 
-/// Nobody but the shell asks for pins, and only of VMs whose abilities say so.
+/// Only the shell asks for pins, and only of VMs whose abilities say so.
 const NO_PINS: &str = "whoever manages the VM keeps no pins";
 
 /// Most events taken before commands have their turn.
@@ -96,7 +96,7 @@ impl VmWorker {
             };
             task.run(&*backend);
         };
-        // Nobody waits for it, as it may wait for a QEMU.
+        // Its end is not waited for, as it may wait for a QEMU.
         let jobs = workers.start_polling(&format!("vm-{connection}"), work)?.detached();
         Ok(Self { jobs })
     }
@@ -265,7 +265,7 @@ impl Task {
         self.report(Report::Observed { pid, pidfd, observed })
     }
 
-    /// Waits until there is a reason to try again, and reports what is wrong meanwhile.
+    /// Waits until there is a reason to try again, and reports what is wrong until then.
     fn wait_until_responsive(
         &mut self,
         connection: &mut dyn VmConnection,

@@ -49,14 +49,14 @@ const TURN_LIMIT: Duration = Duration::from_secs(5);
 /// Between two that are accepted, so that a client that connects without end does not delay an attach.
 const BREATH: Duration = Duration::from_millis(1);
 
-/// How long somebody may take to read.
+/// How long a client may take to read.
 const READ_LIMIT: Duration = Duration::from_secs(60);
 
-/// How soon it is looked again whether somebody has read, and whether there are files again.
+/// After this time it is checked again whether clients have read, and whether files can be opened again.
 const LOOK: Duration = Duration::from_millis(20);
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Makes a channel that nobody has the host's end of.
+/// Makes a channel whose host's end is not in use.
 pub type MakeSpare = Box<dyn Fn() -> io::Result<Plug> + Send + Sync>;
 
 /// The socket of all domains that take their channels along.
@@ -67,7 +67,7 @@ pub(super) struct CommonSocket {
     make: MakeSpare,
     /// Held by the thread that accepts or starts a child that does. The end of a pipe that such a child has open as long as it accepts.
     turn: Mutex<Option<OwnedFd>>,
-    /// Last, as nobody else may have the socket before it is removed.
+    /// Last: the socket has to be removed before another process may have it.
     _lock: Turn,
 }
 
@@ -78,7 +78,7 @@ pub(super) struct Served {
     _worker: Worker<()>,
 }
 
-/// Somebody who has not read everything.
+/// A client that has not read everything.
 struct Reader {
     stream: OwnedFd,
     user: libc::uid_t,
@@ -128,13 +128,13 @@ impl CommonSocket {
         &self.path
     }
 
-    /// Messages for somebody who is not expected.
+    /// Messages for a client that is not expected.
     pub(super) fn spare(&self) -> io::Result<OwnedFd> {
         let Plug::Ivshmem(server) = (self.make)()?;
         Ok(server)
     }
 
-    /// Nobody else accepts as long as this is held. `None`: a child does.
+    /// No other process accepts as long as this is held. `None`: a child does.
     fn turn(&self) -> Option<MutexGuard<'_, Option<OwnedFd>>> {
         let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         // Its other end is closed.

@@ -27,7 +27,7 @@ use vnuma_process::{apparmor, qemu};
 /// The alias of the channel's device. libvirt keeps the names that begin so for its users.
 pub(super) const ALIAS: &str = "ua-vnuma";
 
-/// For a call that libvirt answers by itself.
+/// For a call that libvirt answers without QEMU.
 pub(super) const SHORT: Duration = Duration::from_secs(1);
 
 /// For the XML, for which libvirt may ask QEMU.
@@ -155,7 +155,7 @@ impl LibvirtConnection {
     }
 
     /// An error if QEMU has a channel that is not in the domain's XML. libvirtd was killed while it plugged the device, and does not
-    /// find it when it is started again; or somebody gave QEMU the device by its monitor.
+    /// find it when it is started again; or an operator gave QEMU the device by its monitor.
     fn knows_channel(&self) -> Result<(), VmError> {
         // QEMU closes the memory a moment after libvirt has taken the device out of the XML.
         let until = Instant::now() + RELEASE;
@@ -186,7 +186,7 @@ impl LibvirtConnection {
         })
     }
 
-    /// Has QEMU the channel's memory, whoever plugged the device?
+    /// Has QEMU the channel's memory, by vnumad or by others?
     fn has_memory(&self) -> bool {
         let Ok(files) = fs::read_dir(format!("/proc/{}/fd", self.process.pid())) else { return false };
         let names = files.take(MAX_FILES).flatten().filter_map(|file| fs::read_link(file.path()).ok());

@@ -9,17 +9,14 @@
 //!  /proc/PID/task/TID/{stat,status} ◀── thread, every interval ─▶ on_event
 //! ```
 //!
-//! Both sources report the same three things and nothing else: a thread is on another node,
-//! its allowed CPUs changed, it ended. Neither is taken for the whole truth: after an event,
-//! [`read_location`] reads where the thread is now.
+//! Both sources report the same three things and nothing else: a thread is on another node, its allowed CPUs changed, it ended.
+//! Neither is taken for the whole truth: after an event, [`read_location`] reads where the thread is now.
 //!
-//! They differ in what they see: BPF sees every crossing of nodes, polling only what is left of them at its
-//! interval. If BPF is unavailable, or fails later, polling takes its place, and [`LocationWatcher::health`] says so and
-//! why. BPF needs the kernel's BTF, `CAP_BPF` and `CAP_PERFMON`, and thread numbers of
-//! the initial PID namespace. A kernel
-//! that has inlined `__set_cpus_allowed_ptr` gives no events for allowed CPUs through BPF
-//! ([`LocationWatcher::sees_affinity`]); a change of them that moves the thread to another
-//! node is still seen as that.
+//! They differ in what they see: BPF sees every crossing of nodes, polling only what is left of them at its interval. If BPF is
+//! unavailable, or fails later, polling takes its place, and [`LocationWatcher::health`] says so and why. BPF needs the kernel's
+//! BTF, `CAP_BPF` and `CAP_PERFMON`, and thread numbers of the initial PID namespace. A kernel that has inlined
+//! `__set_cpus_allowed_ptr` gives no events for allowed CPUs through BPF ([`LocationWatcher::sees_affinity`]); a change of them
+//! that moves the thread to another node is still seen as that.
 
 mod bpf;
 mod poll;
@@ -314,8 +311,7 @@ impl LocationWatcher {
         self.shared.lock().threads.get(&tid) == Some(&pid)
     }
 
-    /// Forgets a thread. One that is not watched is no error. Events that are on their way
-    /// still arrive.
+    /// Forgets a thread. One that is not watched is no error. Events that are on their way still arrive.
     pub fn unwatch(&self, tid: i32) {
         let mut state = self.shared.lock();
         match &state.source {
@@ -362,8 +358,7 @@ impl LocationWatcher {
         }
     }
 
-    /// Events lost because they came faster than they were taken. When it has grown, read
-    /// the locations of all threads again.
+    /// Events lost because they came faster than they were taken. When it has grown, read the locations of all threads again.
     pub fn dropped(&self) -> u64 {
         let state = self.shared.lock();
         match &state.source {

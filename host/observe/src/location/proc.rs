@@ -14,8 +14,7 @@ pub(super) struct ThreadState {
     pub(super) allowed: Affinity,
 }
 
-/// Where a thread is now. `pinned` is the one node that all of its allowed CPUs which are
-/// online are on.
+/// Where a thread is now. `pinned` is the one node that all of its allowed CPUs which are online are on.
 pub fn read_location(topology: &HostTopology, pid: i32, tid: i32) -> Result<VcpuLocation, LocationError> {
     // Before the reading, so that any event from now on counts as newer.
     let time_ns = monotonic_ns();

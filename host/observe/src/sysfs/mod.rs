@@ -1,12 +1,10 @@
 //! Host topology from a sysfs and procfs tree.
 //!
-//! The tree is `/` on a live host, or a copy of another server's files. What the kernel
-//! leaves out on some machines (no NUMA, no cache information, no huge pages, no PCI) is
-//! taken as absent; where old or odd kernels have another file for it, that one is read
-//! (`cargo xtask servers` reads hwloc's recorded servers and compares). What is there and makes
-//! no sense is an error that names the file and the value. Reading is bounded in every direction: length of a file, number of entries,
-//! nodes and CPUs; anything but a regular file is refused, so that a FIFO in a copied tree
-//! does not block the reader.
+//! The tree is `/` on a live host, or a copy of another server's files. What the kernel leaves out on some machines (no NUMA, no
+//! cache information, no huge pages, no PCI) is taken as absent; where old or odd kernels have another file for it, that one is
+//! read (`cargo xtask servers` reads hwloc's recorded servers and compares). What is there and makes no sense is an error that
+//! names the file and the value. Reading is bounded in every direction: length of a file, number of entries, nodes and CPUs;
+//! anything but a regular file is refused, so that a FIFO in a copied tree does not block the reader.
 
 mod caches;
 mod cpus;

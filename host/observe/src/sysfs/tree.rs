@@ -9,8 +9,7 @@ use std::{
 };
 use vnuma_model::CpuSet;
 
-/// Longest file read. A distance row of 1024 nodes has 4 KiB, a CPU list of 8192 single
-/// numbers 40 KiB, a node's meminfo 2 KiB.
+/// Longest file read. A distance row of 1024 nodes has 4 KiB, a CPU list of 8192 single numbers 40 KiB, a node's meminfo 2 KiB.
 const FILE_LIMIT: usize = 64 * 1024;
 
 /// Most files are shorter: with room for it at once, one is read in one piece.

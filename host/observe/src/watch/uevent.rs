@@ -70,8 +70,7 @@ impl Uevents {
         Ok(Self { socket })
     }
 
-    /// Takes what has come. True if the host's topology may be another one; an error says that nothing will come any
-    /// more.
+    /// Takes what has come. True if the host's topology may be another one; an error says that nothing will come any more.
     pub(super) fn take(&self) -> io::Result<bool> {
         let mut concerned = false;
         let mut message = [0; MESSAGE_LIMIT];

@@ -388,7 +388,7 @@ void BPF_PROG(vnuma_enqueue, struct task_struct *p, __u64 enq_flags)
 		scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);
 		return;
 	}
-	/* Somebody who has nothing to do may steal it, of its own place if possible. */
+	/* An idle CPU may steal it, one of its own place if possible. */
 	idle = place ? scx_bpf_pick_idle_cpu(place, 0) : -1;
 	if (idle < 0 && place && (enq_flags & SCX_ENQ_REENQ))
 		set_alarm(now + RELEASE_NS, now);

@@ -138,7 +138,7 @@ static bool steal_on(struct vnuma_sched_topology *host, __u32 node, __s32 cpu,
 
 /*
  * Steals the thread of the whole host that has waited longest, if that is too long. A CPU
- * may be taken by other classes for a long time, and nobody else may be idle.
+ * may be taken by other classes for a long time, and no other CPU may be idle.
  */
 static bool rescue(__s32 cpu, struct vnuma_sched_header *h, __u64 now)
 {

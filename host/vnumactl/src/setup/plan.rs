@@ -380,7 +380,7 @@ mod tests {
         assert!(plan.actions.is_empty());
     }
 
-    /// What a host lacks makes exactly its own check worse, which then says why and what to do.
+    /// If a host lacks something, only the check for that is worse. The check then says why, and what to do.
     #[test]
     fn each_lack_is_found() {
         let unit = |loaded: &str, enabled: &str, active: &str| {
@@ -520,7 +520,7 @@ mod tests {
             ..ready()
         };
         let path = |node| huge_pages_path(node);
-        // The node that has more keeps it, also over a boot.
+        // A node with more pages than are wanted keeps them, after a reboot as well.
         assert_eq!(
             commands(&facts, &wishes),
             [

@@ -32,7 +32,7 @@ pub(in crate::core) fn rehome(
     }
 }
 
-/// Why a guest node gets another home by itself.
+/// Why the policy gives a guest node another home.
 pub(in crate::core) fn why_rehomed(why: &RehomeWhy) -> String {
     let ms = |ns: u64| ns / 1_000_000;
     format!(

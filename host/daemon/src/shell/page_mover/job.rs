@@ -42,7 +42,7 @@ const LOOKS: usize = 64;
 /// How long a call that moves pages is to hold them at most.
 const HOLD: Duration = Duration::from_millis(2);
 /// Pages of the first one, and the least that one has: most of a shorter call is what each call takes, whatever it moves, as the
-/// kernel has every CPU put its pages back first. That holds nobody.
+/// kernel has every CPU put its pages back first. No thread waits for that.
 const LEAST: usize = 32;
 
 /// How many pages a call has, and at least.
@@ -280,7 +280,7 @@ impl<P: Pages> Job<P> {
         Ok(states)
     }
 
-    /// An error if the node that pages go to has no room any more: others take memory meanwhile.
+    /// An error if the node that pages go to has no room any more: others take memory at the same time.
     fn see_room(&mut self) -> Result<(), String> {
         if self.looked.is_some_and(|looked| looked.elapsed() < LOOK) {
             return Ok(());
