@@ -1,5 +1,5 @@
-//! Pure crates and the daemon's core know what hypervisors can do, and not which there are. Pure crates do not know by which commands
-//! they are asked either.
+//! Pure crates and the daemon's core know what hypervisors can do. They know neither which there are, nor by which commands they are
+//! asked. Pure crates do not know what operators call either.
 
 use crate::steps::workspace;
 use std::{fs, path::Path};
@@ -8,8 +8,25 @@ use std::{fs, path::Path};
 const NAMES: [&str; 4] = ["qemu", "libvirt", "qmp", "virsh"];
 /// What operators call.
 const COMMANDS: [&str; 3] = ["vnumactl", "migrate-recover", "--"];
+/// Commands of hypervisors, or how they begin, and states in the words of one of them.
+const ASKED: [&str; 8] = [
+    "\"migrate\"",
+    "migrate-",
+    "device_add",
+    "device_del",
+    "query-",
+    "chardev",
+    "inmigrate",
+    "finish-migrate",
+];
 /// Whose code is pure, and what it does not name.
-const PURE: [(&str, &[&str]); 3] = [("pure", &NAMES), ("pure", &COMMANDS), ("host/daemon/src/core", &NAMES)];
+const PURE: [(&str, &[&str]); 5] = [
+    ("pure", &NAMES),
+    ("pure", &COMMANDS),
+    ("pure", &ASKED),
+    ("host/daemon/src/core", &NAMES),
+    ("host/daemon/src/core", &ASKED),
+];
 /// A placement is printed as arguments of QEMU and as XML of libvirt: these texts are what it is for.
 const PRINTS: &str = "pure/placement/src/print";
 

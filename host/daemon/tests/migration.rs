@@ -267,7 +267,7 @@ fn a_vm_is_detached_migrated_and_forgotten() {
     assert_eq!(run.core.migrations(), [("cancelled", 0), ("done", 1), ("failed", 0)].into());
     assert_eq!(run.did("Attach"), 0);
     // Its QEMU is there as long as nobody ends it.
-    run.description.run_state = "postmigrate".into();
+    run.description.run_state = "left".into();
     for _ in 0..3 {
         run.pass(20);
         run.up();
@@ -283,10 +283,10 @@ fn a_vm_is_detached_migrated_and_forgotten() {
 #[test]
 fn one_that_somebody_else_has_migrated_is_forgotten_as_well() {
     let mut run = Run::attached();
-    run.described_as("finish-migrate");
+    run.described_as("leaving");
     assert!(run.shown().attached);
     // QEMU says nothing when the migration ends.
-    run.description.run_state = "postmigrate".into();
+    run.description.run_state = "left".into();
     run.step(Event::Resync);
     assert!(run.core.show("a").is_err());
     let unknown = run.ask(|to| Request::ShowMigration("a".into(), to)).unwrap_err();
@@ -486,7 +486,7 @@ fn the_next_vnumad_attaches_a_vm_that_stays() {
     // It finds a VM that is marked, and knows nothing of a migration.
     let run = Run::with("running", true, Policy::Off);
     assert!(run.shown().attached && !run.marked);
-    let mut run = Run::with("inmigrate", false, Policy::Off);
+    let mut run = Run::with("arriving", false, Policy::Off);
     (run.status, run.marked) = (MigrationStatus::Active, true);
     run.description.run_state = "running".into();
     run.up();
@@ -506,7 +506,7 @@ fn the_next_vnumad_attaches_a_vm_that_stays() {
 #[test]
 fn a_vm_that_arrives_is_attached_if_that_was_wanted() {
     for wanted in [false, true] {
-        let mut run = Run::with("inmigrate", false, Policy::Off);
+        let mut run = Run::with("arriving", false, Policy::Off);
         if wanted {
             let shown = run.ask(|to| Request::AttachOnArrival("a".into(), to)).expect("marked");
             assert!(shown.attach_on_arrival && !shown.attached);
@@ -560,7 +560,7 @@ fn a_mark_that_stayed_is_taken_away_when_somebody_detaches_the_vm() {
 #[test]
 fn the_channel_of_a_vm_that_arrives_with_it_is_plugged_anew() {
     for late in [false, true] {
-        let mut run = Run::with("inmigrate", false, Policy::Off);
+        let mut run = Run::with("arriving", false, Policy::Off);
         run.step(Event::Requested(3, Request::Attach("a".into(), ReplyTo::new(drop))));
         run.pass(1);
         assert!(run.shown().attached);
@@ -586,12 +586,12 @@ fn the_channel_of_a_vm_that_arrives_with_it_is_plugged_anew() {
 /// does not let go at once.
 #[test]
 fn a_channel_that_came_along_is_plugged_anew_when_the_guest_runs() {
-    for (found, late) in [("inmigrate", false), ("running", false), ("running", true), ("paused", false)] {
+    for (found, late) in [("arriving", false), ("running", false), ("running", true), ("paused", false)] {
         let mut run = Run::with(found, false, Policy::Off);
         (run.plugged, run.came_along, run.keeps_device) = (true, true, late);
         run.up();
         run.pass(3);
-        if found == "inmigrate" {
+        if found == "arriving" {
             assert_eq!(
                 (run.done.len(), run.did("Recover")),
                 (1, 1),
@@ -620,7 +620,7 @@ fn a_channel_that_came_along_is_plugged_anew_when_the_guest_runs() {
 
 #[test]
 fn a_vm_that_has_no_channel_any_more_when_it_arrives_is_not_asked_for_it() {
-    let mut run = Run::with("inmigrate", false, Policy::Off);
+    let mut run = Run::with("arriving", false, Policy::Off);
     run.step(Event::Requested(3, Request::Attach("a".into(), ReplyTo::new(drop))));
     run.pass(1);
     run.done.clear();
@@ -655,7 +655,7 @@ fn it_is_tried_to_attach_a_vm_once_a_second_and_at_once_over_another_connection(
 
 #[test]
 fn what_waits_is_not_migrated_on() {
-    let mut run = Run::with("inmigrate", false, Policy::Off);
+    let mut run = Run::with("arriving", false, Policy::Off);
     let refused = run.ask(|to| Request::Migrate("a".into(), TO.into(), false, to)).unwrap_err();
     assert_eq!(refused, "a: its guest is not here yet: its hypervisor waits for a migration");
 }

@@ -313,7 +313,7 @@ fn threads_are_counted_only_while_some_vm_has_a_policy() {
 
 #[test]
 fn a_vm_that_waits_for_its_guest_is_left_alone_until_that_has_arrived() {
-    let waits = VmDescription { run_state: "inmigrate".into(), ..description("a", PID) };
+    let waits = VmDescription { run_state: "arriving".into(), ..description("a", PID) };
     let mut run = Run::with(vec![waits]);
     run.set_policy(1, Policy::Vprobe);
     assert_eq!(run.answered(1), Some(true), "it has its policy when it arrives");

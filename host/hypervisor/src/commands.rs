@@ -13,7 +13,7 @@ macro_rules! command {
         pub(crate) struct $type {}
         command!($type, $name, $answer);
     };
-    ($type:ty, $name:literal, $answer:ty) => {
+    ($type:ty, $name:expr, $answer:ty) => {
         impl Command for $type {
             type Ok = $answer;
             const NAME: &'static str = $name;
@@ -264,7 +264,7 @@ impl MigrateSetCapabilities {
 pub(crate) struct Migrate<'a> {
     pub(crate) uri: &'a str,
 }
-command!(Migrate<'_>, "migrate", Empty);
+command!(Migrate<'_>, crate::error::MIGRATE, Empty);
 
 command!(MigrateCancel {}, "migrate_cancel", Empty);
 

@@ -79,13 +79,29 @@ fn name(client: &mut Client, fallback: &str) -> Result<String, VmError> {
     }
 }
 
+/// QEMU's words for the states of a migration. The model has other words for these.
+const MIGRATING: [(&str, RunState); 3] = [
+    ("inmigrate", RunState::Arriving),
+    ("finish-migrate", RunState::Leaving),
+    ("postmigrate", RunState::Left),
+];
+
+/// QEMU's word for a state: the API shows this one, whatever the hypervisor.
+pub fn state_word(state: &RunState) -> &str {
+    MIGRATING.iter().find(|(_, known)| known == state).map_or(state.as_ref(), |(word, _)| word)
+}
+
+fn state_of(word: &str) -> RunState {
+    MIGRATING.iter().find(|(known, _)| *known == word).map_or_else(|| word.into(), |(_, state)| state.clone())
+}
+
 fn run_state(client: &mut Client) -> Result<RunState, VmError> {
     let state = client.execute(&QueryStatus {})?.status;
     let word = |byte: u8| byte.is_ascii_lowercase() || byte == b'-';
     if state.is_empty() || state.len() > MAX_STATE || !state.bytes().all(word) {
         return Err(value(client, "query-status", "status", &state, "not the name of a state"));
     }
-    Ok(state.as_str().into())
+    Ok(state_of(&state))
 }
 
 /// Guest nodes with their sizes. A QEMU without the human monitor leaves those that vCPUs are on.
@@ -193,4 +209,20 @@ fn count_resident(
 
 fn human(client: &mut Client, line: &str) -> Result<String, VmError> {
     client.execute(&qmp::human_monitor_command { cpu_index: None, command_line: line.to_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn states_have_words_of_the_models_own_and_are_shown_in_those_of_qemu() {
+        assert_eq!(
+            ["inmigrate", "finish-migrate", "postmigrate", "paused"].map(state_of),
+            [RunState::Arriving, RunState::Leaving, RunState::Left, RunState::Paused]
+        );
+        for word in ["inmigrate", "finish-migrate", "postmigrate", "paused", "colo", "io-error"] {
+            assert_eq!(state_word(&state_of(word)), word);
+        }
+    }
 }

@@ -1,5 +1,8 @@
 //! What can go wrong with a VM.
 
+/// The command that begins a migration.
+pub(crate) const MIGRATE: &str = "migrate";
+
 /// Why something could not be learned from a VM or done to it.
 #[derive(Debug, thiserror::Error)]
 pub enum VmError {
@@ -296,6 +299,14 @@ impl VmError {
     /// The time was up, and the answer may still come.
     pub fn may_be_answered(&self) -> bool {
         matches!(self, Self::NoGreeting { .. } | Self::Timeout { .. } | Self::NoAnswer { .. })
+    }
+
+    /// The order to migrate was not sent: what comes before it was not answered. After other errors that
+    /// [may be answered](Self::may_be_answered) the migration may have begun.
+    pub fn precedes_migration(&self) -> bool {
+        let before = |command: &str| command != MIGRATE;
+        matches!(self, Self::Silent { .. })
+            || matches!(self, Self::Timeout { command, .. } if before(command))
     }
 
     /// No process listens there: a killed VM left the socket, or the VM has not started yet.

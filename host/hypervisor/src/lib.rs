@@ -9,22 +9,19 @@
 //!   all commands of one call, 4 MiB for a line, 4096 vCPUs, 256 events.
 //! - **What** it says is checked before it is used: names, numbers, ids that occur twice.
 //!
-//! A command that was not answered in time leaves the connection usable: answers carry the
-//! number of their command, so a late one is recognised. After nonsense or a broken line
-//! the connection is closed.
+//! A command that was not answered in time leaves the connection usable: answers carry the number of their command, so a late one
+//! is recognised. After nonsense or a broken line the connection is closed.
 //!
-//! A monitor serves one client at a time, so a socket that libvirt or an operator uses gives
-//! [`VmError::NoGreeting`], as does a QEMU that is stopped ([`vnuma_model::StopReason`]). The connection then waits in the
-//! listener's queue, and is greeted when its turn comes. Meanwhile the kernel shows which threads are the VM's
-//! vCPUs ([`ObservedVcpus`]).
+//! A monitor serves one client at a time, so a socket that libvirt or an operator uses gives [`VmError::NoGreeting`], as does a
+//! QEMU that is stopped ([`vnuma_model::StopReason`]). The connection then waits in the listener's queue, and is greeted when its
+//! turn comes. Until then the kernel shows which threads are the VM's vCPUs ([`ObservedVcpus`]).
 //!
 //! [`LibvirtBackend`] has the domains of libvirt. It reads what libvirt's interface does not tell (the process, the threads of vCPUs,
 //! where memory is) from libvirt's own files and from the kernel. [`JoinedBackend`] makes one backend of several, and
 //! [`UnusableBackend`] stands for one that cannot be had on this host.
 //!
-//! Where it ends: a QEMU that was handed its listening socket by another process has that
-//! process's credentials, and its vCPUs are refused as foreign. Whether two VMs claim the same name
-//! is the caller's to find out.
+//! Where it ends: a QEMU that was handed its listening socket by another process has that process's credentials, and its vCPUs are
+//! refused as foreign. Whether two VMs claim the same name is the caller's to find out.
 
 mod channel;
 mod check;
@@ -50,10 +47,12 @@ mod unusable;
 mod vcpus;
 mod wire;
 
+pub use describe::state_word;
 pub use error::VmError;
 pub use hotplug::roll_back;
 pub use joined::JoinedBackend;
 pub use libvirt::{LibvirtBackend, MakeSpare};
+pub use migration::GO_ON;
 pub use name::check_name;
 pub use observed::ObservedVcpus;
 pub use qmp::QmpBackend;
@@ -115,7 +114,7 @@ pub enum VmEvent {
     VcpusChanged,
     /// A guest has plugged or unplugged memory of a virtio-mem device: describe the VM again.
     MemoryChanged,
-    /// The topology channel's device was plugged, by whoever asked for it.
+    /// The topology channel's device was plugged, by vnumad or by others.
     ChannelAttached,
     /// The guest has let go of the topology channel's device.
     ChannelDetached,
@@ -150,7 +149,7 @@ pub struct PolicyPin {
 /// Why a vCPU is not pinned as a policy wants.
 #[derive(Debug, thiserror::Error)]
 pub enum PinError {
-    /// Somebody else has set this affinity.
+    /// Others have set this affinity.
     #[error("its affinity is {0} now: somebody else has set it")]
     Changed(CpuSet),
     /// The VM's hypervisor refuses, or does not answer.
@@ -166,8 +165,7 @@ pub trait VmConnection: Send {
     /// What can be seen of the VM's vCPUs without asking the VM. `None` if there are none, or if the process is
     /// not beyond doubt the VM's.
     fn observe_vcpus(&self) -> Option<ObservedVcpus>;
-    /// Asks for everything that is in a [`VmDescription`]. Thread ids are checked to belong
-    /// to the VM's own process.
+    /// Asks for everything that is in a [`VmDescription`]. Thread ids are checked to belong to the VM's own process.
     fn describe(&mut self) -> Result<VmDescription, VmError>;
     /// Plugs the topology channel's device into a free PCIe root port. On failure everything done so far is undone.
     fn attach_channel(&mut self, plug: Plug) -> Result<(), VmError>;
@@ -187,9 +185,8 @@ pub trait VmConnection: Send {
     fn detach_channel(&mut self) -> Result<(), VmError>;
     /// The vCPU with this APIC id, if it can be unplugged: there is one, and the guest did not boot on it.
     fn removable_vcpu(&mut self, apic_id: u32) -> Result<Plugged, VmError>;
-    /// Plugs a vCPU into a spare slot of a guest node. The guest takes it a while later
-    /// ([`await_guest`](Self::await_guest)); confine its thread before that. On failure nothing is plugged, unless it is
-    /// [`VmError::NotUndone`].
+    /// Plugs a vCPU into a spare slot of a guest node. The guest takes it a while later ([`await_guest`](Self::await_guest));
+    /// confine its thread before that. On failure nothing is plugged, unless it is [`VmError::NotUndone`].
     fn plug_vcpu(&mut self, node: u32) -> Result<Plugged, VmError>;
     /// Waits until the guest has taken a vCPU that was plugged over this connection, up to ten seconds.
     fn await_guest(&mut self, apic_id: u32) -> Result<(), VmError>;
@@ -214,9 +211,8 @@ pub trait VmConnection: Send {
     fn pid(&self) -> i32;
     /// The VM's process, immune to the reuse of its number.
     fn pidfd(&self) -> BorrowedFd<'_>;
-    /// The connection's socket: readable when [`poll_event`](Self::poll_event) may have something.
-    /// Take events until there is none before waiting for it: some may have been received with
-    /// the answer to a command.
+    /// The connection's socket: readable when [`poll_event`](Self::poll_event) may have something. Take events until there is none
+    /// before waiting for it: some may have been received with the answer to a command.
     fn event_fd(&self) -> BorrowedFd<'_>;
 }
 

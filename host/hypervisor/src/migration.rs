@@ -11,6 +11,7 @@ use crate::{
         ChardevAdd, Migrate, MigrateCancel, MigrateSetCapabilities, MigrateStartPostcopy, MigrationInfo,
         QueryMigrate, QueryStatus,
     },
+    error::MIGRATE,
 };
 use qapi::qmp;
 use vnuma_model::{Destinations, MigrationProgress, MigrationStatus};
@@ -24,6 +25,9 @@ const CHARDEVS: &str = "/chardevs";
 /// Others (`exec:`, `fd:`) make QEMU run a program, or need a descriptor.
 pub(crate) const DESTINATIONS: Destinations =
     Destinations { schemes: &["tcp:", "unix:", "vsock:"], programs: &[] };
+
+/// The command by which an operator has QEMU go on after the network broke in post-copy.
+pub const GO_ON: &str = "migrate-recover";
 
 /// Begins a migration. Without an answer to that it is asked what has become of it.
 pub(crate) fn begin(client: &mut Client, destination: &str, post_copy: bool) -> Result<(), VmError> {
@@ -52,7 +56,7 @@ pub(crate) fn begin(client: &mut Client, destination: &str, post_copy: bool) -> 
     }
     match client.take_late_refusal(id) {
         Some(reason) => {
-            Err(VmError::Refused { vm: client.vm().to_owned(), command: "migrate".to_owned(), reason })
+            Err(VmError::Refused { vm: client.vm().to_owned(), command: MIGRATE.to_owned(), reason })
         }
         None => Ok(()),
     }

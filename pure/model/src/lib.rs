@@ -54,8 +54,7 @@ pub use words::{NumaPolicy, RunState};
 
 /// A node of the host, by the kernel's number.
 pub type HostNodeId = u32;
-/// A node of a guest, by QEMU's `nodeid`, which is also the guest kernel's number when
-/// every guest node has memory.
+/// A node of a guest, by the hypervisor's number, which is also the guest kernel's when every guest node has memory.
 pub type GuestNodeId = u32;
 /// A logical CPU of the host.
 pub type CpuId = u32;

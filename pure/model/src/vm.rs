@@ -56,7 +56,7 @@ pub struct VmDevice {
 /// A node as the guest's firmware tables describe it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GuestNode {
-    /// QEMU's `nodeid`.
+    /// Its number, as the hypervisor has it.
     pub id: GuestNodeId,
     /// Its memory, bytes.
     pub memory_bytes: u64,
@@ -64,10 +64,10 @@ pub struct GuestNode {
     pub memory: Option<MemoryBacking>,
 }
 
-/// A memory backend of QEMU.
+/// Memory of the hypervisor's process that backs memory of the guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryBacking {
-    /// QEMU's id of the backend.
+    /// The hypervisor's name for it.
     pub id: String,
     /// Size, bytes.
     pub size_bytes: u64,
@@ -106,7 +106,7 @@ impl MemoryBacking {
 /// A vCPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Vcpu {
-    /// QEMU's index. Changes when a vCPU is unplugged and plugged again.
+    /// The hypervisor's number for it. It changes when a vCPU is unplugged and plugged again.
     pub index: u32,
     /// How host and guest name it.
     pub apic_id: ApicId,

@@ -1,4 +1,4 @@
-//! States that have a word each, by which hypervisors report them and the API shows them.
+//! States that have a word each. Backends translate the words of hypervisors into these.
 
 use serde::{Deserialize, Serialize};
 use strum::{AsRefStr, Display, EnumString};
@@ -25,14 +25,14 @@ words! {
         Unknown = "",
         /// Its vCPUs run.
         Running = "running",
-        /// Somebody paused it.
+        /// An operator paused it.
         Paused = "paused",
         /// It waits for a VM that migrates to this host.
-        Arriving = "inmigrate",
+        Arriving = "arriving",
         /// A migration to another host is in its last part.
-        Leaving = "finish-migrate",
+        Leaving = "leaving",
         /// The VM is at another host.
-        Left = "postmigrate",
+        Left = "left",
         /// The guest has suspended itself.
         Suspended = "suspended",
         /// The guest has shut down.
@@ -75,7 +75,7 @@ mod tests {
 
     #[test]
     fn words_come_back_as_they_were() {
-        for word in ["running", "inmigrate", "", "bind", "interleave", "colo", "weighted interleave"] {
+        for word in ["running", "arriving", "", "bind", "interleave", "colo", "weighted interleave"] {
             assert_eq!(RunState::from(word).as_ref(), word);
             assert_eq!(NumaPolicy::from(word).as_ref(), word);
             assert_eq!(RunState::from(word).to_string(), word);
@@ -83,7 +83,7 @@ mod tests {
             assert_eq!(json, format!("{word:?}"));
             assert_eq!(serde_json::from_str::<RunState>(&json).unwrap(), RunState::from(word));
         }
-        assert_eq!(RunState::from("finish-migrate"), RunState::Leaving);
+        assert_eq!(RunState::from("leaving"), RunState::Leaving);
         assert_eq!(NumaPolicy::from("preferred"), NumaPolicy::Preferred);
         assert_eq!(RunState::from("Running"), RunState::Other("Running".to_owned()));
     }

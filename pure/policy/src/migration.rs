@@ -14,7 +14,7 @@
 //! VM that is marked, runs and has no channel attaches it. So the way back is there before the first step of the way out, also for
 //! another vnumad after this one has ended. `PostCopy` has no way back: the guest runs at the destination, and half of its memory with it.
 //!
-//! When it is not known whether QEMU was reached with the order to begin, it is asked how far it is, and never told to begin twice.
+//! When it is not known whether the order to begin has reached the hypervisor, that is asked how far it is. It never gets the order twice.
 
 use crate::task::{Task, TaskId};
 use vnuma_model::{MigrationProgress, MigrationStatus};
@@ -23,7 +23,7 @@ use vnuma_model::{MigrationProgress, MigrationStatus};
 pub const BROKE: &str =
     "the connection broke while memory was on its way, and the VM stands still till its hypervisor goes on";
 
-/// What QEMU was told while it sends memory.
+/// What the hypervisor was told while it sends memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Told {
     /// Nothing.
@@ -43,7 +43,7 @@ pub enum Phase {
     Marking,
     /// The guest is asked to let go of the channel's device.
     Detaching,
-    /// QEMU is to be told to migrate; or, with `true`, was, and it is not known whether that has reached it.
+    /// The hypervisor is to be told to migrate; or, with `true`, was, and it is not known whether that has reached it.
     Starting(bool),
     /// Memory is sent while the guest runs here.
     Sending(Told),
@@ -80,7 +80,7 @@ impl Phase {
     }
 }
 
-/// What is to be done now. Most orders are requests to the VM's QEMU.
+/// What is to be done now. Most orders are requests to the VM's hypervisor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
     /// Mark it to be attached when it runs without a channel.
@@ -110,7 +110,7 @@ pub enum MigrationEvent {
     ReleasePending,
     /// It cannot be asked to.
     ReleaseFailed(String),
-    /// QEMU has begun, or refuses to.
+    /// The hypervisor has begun, or refuses to.
     Begun(Result<(), String>),
     /// It has not answered whether it has.
     BeginUnanswered,
@@ -126,29 +126,29 @@ pub enum MigrationEvent {
     AttachFailed(String),
     /// An operator wants it to end.
     CancelWanted,
-    /// QEMU has to be connected to again: what it was asked last may have been done or not.
+    /// The hypervisor has to be connected to again: what it was asked last may have been done or not.
     ConnectionLost,
-    /// The VM's guest is at the destination, by what its QEMU says of it.
+    /// The VM's guest is at the destination, by what its hypervisor says of it.
     Left,
 }
 
 /// A migration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Migration {
-    /// Where to, as QEMU takes it.
+    /// Where to, as the hypervisor takes it.
     pub destination: String,
     /// The guest is to go on there before its memory is there.
     pub post_copy: bool,
     /// The VM had a channel, so that it gets it again.
     pub attached: bool,
-    /// How far QEMU was when it was asked last.
+    /// How far the hypervisor was when it was asked last.
     pub progress: MigrationProgress,
     /// Why it failed, or what is in its way.
     pub problem: Option<String>,
     phase: Phase,
     /// Since when.
     pub(crate) since_ns: u64,
-    /// What QEMU was asked, and when it has answered last in this phase.
+    /// What the hypervisor was asked, and when it has answered last in this phase.
     pub(crate) asked: Task<(), Order, u64>,
     /// When the guest was first asked to let go of the device.
     pub(crate) release_asked_ns: Option<u64>,
@@ -199,7 +199,7 @@ impl Migration {
         self.phase.is_over() || self.phase == Phase::Returning
     }
 
-    /// An order was carried out, or passed to QEMU under this id.
+    /// An order was carried out, or passed to the hypervisor under this id.
     pub fn ordered(&mut self, task: TaskId, order: Order, now_ns: u64) {
         match order {
             Order::GiveUp => return self.give_up(now_ns),
@@ -229,7 +229,7 @@ impl Migration {
         }
     }
 
-    /// Was QEMU asked for it under this id, and has not answered?
+    /// Was the hypervisor asked for it under this id, and has not answered?
     pub fn waits_for(&self, task: TaskId) -> bool {
         self.asked.is(task)
     }
@@ -242,7 +242,7 @@ impl Migration {
         }
         let cancelled = self.is_cancelled();
         match (self.phase, event) {
-            // QEMU may have left before it answered.
+            // The hypervisor may have left before it answered.
             (_, E::Left) => (self.phase, self.problem) = (Phase::Done, None),
             (Phase::Marking, E::Marked(Ok(()))) => {
                 self.problem = None;
@@ -307,7 +307,7 @@ impl Migration {
     fn cancel(&mut self, now_ns: u64) {
         self.cancelled_ns = Some(now_ns);
         match self.phase {
-            // What QEMU was asked is answered first, as it cannot be taken back.
+            // What the hypervisor was asked is answered first, as it cannot be taken back.
             _ if self.asked.is_under_way() => {}
             Phase::Marking | Phase::Detaching => self.finish(),
             Phase::Starting(false) => self.turn_back(None, now_ns),

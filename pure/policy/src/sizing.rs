@@ -6,7 +6,7 @@
 //!     └──── QEMU refuses ────────┴──▶ failed                        └─── an operator ───────▶ stopped: the same
 //! ```
 //!
-//! What was asked for is in QEMU (`requested-size`), and what the guest has as well. Nothing else is remembered: wherever a vnumad
+//! The hypervisor has what was asked for (`requested-size`) and what the guest has. Nothing else is remembered: wherever a vnumad
 //! ends, the next one sees both.
 //!
 //! The controller ([`decide_size`]) plugs memory where the host has some on the home of a guest node and unplugs it where the host
@@ -142,9 +142,9 @@ pub enum SizedBy {
 /// How far it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ResizePhase {
-    /// QEMU is to be asked.
+    /// The hypervisor is to be asked.
     Wanted,
-    /// QEMU was asked.
+    /// The hypervisor was asked.
     Asked,
     /// The guest plugs or unplugs.
     Waiting,
@@ -154,7 +154,7 @@ pub enum ResizePhase {
     Partly,
     /// An operator has ended it.
     Stopped,
-    /// QEMU refused it.
+    /// The hypervisor refused it.
     Failed,
 }
 
@@ -172,7 +172,7 @@ impl ResizePhase {
     }
 }
 
-/// What QEMU is to be asked for: of a device, by its id, so many bytes.
+/// What the hypervisor is to be asked for: of a device, by its id, so many bytes.
 pub type Request = (String, u64);
 
 /// A guest node that grows or shrinks.
@@ -189,7 +189,7 @@ pub struct Resize {
     /// What was not done, and why.
     pub problem: Option<String>,
     phase: ResizePhase,
-    /// What QEMU was asked under these ids, and has not answered.
+    /// What the hypervisor was asked under these ids, and has not answered.
     unanswered: Vec<TaskId>,
     /// What the guest had when that changed last, and when that was.
     last: (u64, u64),
@@ -212,17 +212,17 @@ impl Resize {
         matches!(self.phase, ResizePhase::Wanted | ResizePhase::Asked | ResizePhase::Waiting)
     }
 
-    /// QEMU is asked for something of it.
+    /// The hypervisor is asked for something of it.
     pub fn asked(&mut self, task: TaskId) {
         self.unanswered.push(task);
     }
 
-    /// Has QEMU yet to answer that?
+    /// Has the hypervisor yet to answer that?
     pub fn waits_for(&self, task: TaskId) -> bool {
         self.unanswered.contains(&task)
     }
 
-    /// QEMU has answered, or refused.
+    /// The hypervisor has answered, or refused.
     pub fn answered(&mut self, task: TaskId, outcome: Result<(), String>) {
         self.unanswered.retain(|known| *known != task);
         match outcome {
@@ -233,7 +233,7 @@ impl Resize {
         }
     }
 
-    /// QEMU will not answer. What the guest does shows whether it was reached.
+    /// The hypervisor will not answer. What the guest does shows whether it was reached.
     pub fn connection_lost(&mut self) {
         if !std::mem::take(&mut self.unanswered).is_empty() && self.phase == ResizePhase::Asked {
             self.phase = ResizePhase::Waiting;
@@ -249,7 +249,7 @@ impl Resize {
         withdraw(devices)
     }
 
-    /// What QEMU is to be asked for now. `devices` are those of the guest node as they were described last.
+    /// What the hypervisor is to be asked for now. `devices` are those of the guest node as they were described last.
     pub fn next(&mut self, devices: &[&MemoryDevice], now_ns: u64) -> Vec<Request> {
         let (plugged, requested) = sums(devices);
         if self.phase == ResizePhase::Wanted {
@@ -322,7 +322,7 @@ pub fn spread(devices: &[&MemoryDevice], bytes: u64) -> Vec<Request> {
     requests
 }
 
-/// What to ask QEMU for so that the part that was not done is not wanted any more.
+/// What to ask the hypervisor for so that the part that was not done is not wanted any more.
 fn withdraw(devices: &[&MemoryDevice]) -> Vec<Request> {
     let open = devices.iter().filter(|device| device.requested_bytes != device.plugged_bytes);
     open.filter_map(|device| Some((device.id.clone()?, device.plugged_bytes))).collect()

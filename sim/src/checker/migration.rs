@@ -117,11 +117,7 @@ impl Checker {
                 !matches!(migration.status, MigrationStatus::Active | MigrationStatus::PostCopy)
             }
             Outcome::MigrationBegun(Err(error)) => {
-                let not_told = match error {
-                    VmError::Silent { .. } => true,
-                    VmError::Timeout { command, .. } => command != "migrate",
-                    _ => false,
-                };
+                let not_told = error.precedes_migration();
                 if let Some(departure) = self.migrations.granted.get_mut(&vm).filter(|_| not_told) {
                     departure.orders += 1;
                 }

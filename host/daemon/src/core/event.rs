@@ -170,7 +170,7 @@ pub enum Outcome {
     MigrationBegun(Result<(), VmError>),
     /// How far a migration is.
     Migration(Result<MigrationProgress, VmError>),
-    /// QEMU has offered a guest node memory, or wants some back; or it has refused.
+    /// The hypervisor has offered a guest node memory, or wants some back; or it has refused.
     Resized(Result<(), VmError>),
 }
 
@@ -231,7 +231,7 @@ pub struct MaskOrder {
     pub vcpu: ApicId,
     /// Its thread.
     pub tid: i32,
-    /// The mask that it has. If it has another one, somebody else has set that, and it stays.
+    /// The mask that it should have. If it has another one, an operator has set that, and it stays.
     pub expected: CpuSet,
     /// Its operator's mask, to be recorded before another one is set.
     pub operator: CpuSet,

@@ -16,7 +16,7 @@ use super::{
 };
 use std::collections::{BTreeMap, VecDeque};
 use vnuma_api as api;
-use vnuma_hypervisor::VmError;
+use vnuma_hypervisor::{GO_ON, VmError};
 use vnuma_model::{MigrationProgress, RunState, VmDescription};
 use vnuma_policy::{
     migration::{BROKE, Migration, MigrationEvent, Phase},
@@ -169,7 +169,7 @@ impl Core {
         }
     }
 
-    /// The VM is at another host: its QEMU here is left alone from now on. Should that go on all the same, it is found again.
+    /// The VM is at another host: its hypervisor here is left alone from now on. If its guest runs here again, it is found again.
     pub(super) fn left(&mut self, id: VmId) {
         self.migration_event(id, MigrationEvent::Left);
         if let Some(vm) = self.vm(id) {
@@ -197,7 +197,7 @@ impl Core {
         self.states.migrated.remember(known);
     }
 
-    /// What QEMU says of a migration.
+    /// What the hypervisor says of a migration.
     pub(super) fn migration_looked(&mut self, id: VmId, outcome: Result<MigrationProgress, VmError>) {
         let event = match outcome {
             Ok(progress) => MigrationEvent::Looked(progress),
@@ -206,15 +206,11 @@ impl Core {
         self.migration_event(id, event);
     }
 
-    /// QEMU has answered the order to begin, or has not in time.
+    /// The hypervisor has answered the order to begin, or has not in time.
     pub(super) fn migration_begun(&mut self, id: VmId, outcome: Result<(), VmError>) {
         let event = match outcome {
             Ok(()) => MigrationEvent::Begun(Ok(())),
-            // The order did not reach QEMU.
-            Err(error @ VmError::Silent { .. }) => MigrationEvent::Busy(error.to_string()),
-            Err(VmError::Timeout { vm, command, limit_ms }) if command != "migrate" => {
-                MigrationEvent::Busy(VmError::Timeout { vm, command, limit_ms }.to_string())
-            }
+            Err(error) if error.precedes_migration() => MigrationEvent::Busy(error.to_string()),
             Err(error) if error.may_be_answered() || lost(&error) => MigrationEvent::BeginUnanswered,
             Err(error) => MigrationEvent::Begun(Err(format!("{error} (docs/migration.md)"))),
         };
@@ -273,7 +269,7 @@ impl Core {
         }
     }
 
-    /// QEMU has an event for the end of the guest's run, and none for that of the migration which follows.
+    /// Hypervisors report the end of the guest's run, and may not report the end of the migration, which follows.
     pub(super) fn describe_leaving(&mut self) {
         let leaves = |vm: &Vm| vm.description.run_state == RunState::Leaving;
         let all = self.world.iter().filter(|(_, managed)| managed.vm.as_ref().is_some_and(leaves));
@@ -298,7 +294,7 @@ impl Core {
         self.unmark(id);
     }
 
-    /// The guest of a VM has arrived by a migration. Nobody here has chosen the nodes of its vCPUs.
+    /// The guest of a VM has arrived by a migration. No operator of this host has chosen the nodes of its vCPUs.
     pub(super) fn arrived(&mut self, id: VmId) {
         let Some((_, vm)) = self.world.vm_mut(id) else { return };
         vm.assigned.clear();
@@ -326,7 +322,7 @@ fn shown(name: &str, migration: &Migration) -> api::Migration {
     let MigrationProgress { sent_bytes, left_bytes, total_bytes, passes, downtime_ms, .. } =
         migration.progress;
     let phase = migration.phase();
-    let way_out = |problem: String| if problem == BROKE { problem + " (migrate-recover)" } else { problem };
+    let way_out = |problem: String| if problem == BROKE { format!("{problem} ({GO_ON})") } else { problem };
     let cancelling = migration.is_cancelled() && matches!(phase, Phase::Starting(_) | Phase::Sending(_));
     api::Migration {
         vm: name.to_owned(),

@@ -14,7 +14,7 @@ use vnuma_policy::{
     world::{RehomeWish, Vm, VmId},
 };
 
-/// A description younger than this is shown again: any client may ask, and each description costs QEMU time.
+/// A description younger than this is shown again: any client may ask, and each description costs the hypervisor time.
 const SHOWN_NS: u64 = 1_000_000_000;
 
 impl Core {

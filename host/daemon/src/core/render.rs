@@ -10,6 +10,7 @@ pub(super) use sizes::sizes;
 
 use std::collections::BTreeMap;
 use vnuma_api as api;
+use vnuma_hypervisor::state_word;
 use vnuma_model::{CpuSet, DistanceMatrix, RunState, VcpuState};
 use vnuma_policy::{
     Suppressed,
@@ -82,7 +83,7 @@ fn vm(vm: &Vm, hypervisor: api::Hypervisor, suppressed: Suppressed, problem: Opt
         attached: channel == api::ChannelState::Attached,
         channel,
         attach_on_arrival: vm.stays_marked(),
-        run_state: described.then(|| vm.description.run_state.to_string()),
+        run_state: described.then(|| state_word(&vm.description.run_state).to_owned()),
         problem: problem.or_else(|| stuck(vm)).or_else(|| kept(vm)),
         nodes: vm.description.guest_nodes.iter().map(node).collect(),
         distances: vm.placement.distances().clone(),
@@ -118,7 +119,7 @@ fn channel(state: ChannelState) -> api::ChannelState {
     }
 }
 
-/// Why a guest does not run though nobody paused it.
+/// Why a guest that was not paused does not run.
 fn stuck(vm: &Vm) -> Option<String> {
     let state = &vm.description.run_state;
     let why = match state {

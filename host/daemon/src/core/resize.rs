@@ -58,7 +58,7 @@ impl Core {
         self.log_resize(id, resize);
     }
 
-    /// QEMU has answered a request for a size.
+    /// The hypervisor has answered a request for a size.
     pub(super) fn resize_answered(&mut self, task: TaskId, outcome: Result<(), String>) {
         if let Some(failed) = self.world.resize_answered(task, outcome, self.now_ns) {
             self.log_resize(task.vm, &failed);
@@ -66,7 +66,7 @@ impl Core {
         self.describe(task.vm);
     }
 
-    /// Describes VMs whose sizes change: QEMU's event for that may have been lost.
+    /// Describes VMs whose sizes change: the hypervisor's event for that may have been lost.
     pub(super) fn describe_resized(&mut self) {
         let resized = |managed: &ManagedVm| managed.vm.as_ref().is_some_and(Vm::is_resized);
         let all: Vec<_> = self.world.iter().filter(|(_, m)| resized(m)).map(|(id, _)| id).collect();

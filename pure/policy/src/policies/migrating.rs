@@ -37,7 +37,7 @@ impl Propose for Migrating {
     }
 }
 
-/// What is to be done next, and when; and when waiting for it is given up. `answers`: QEMU can be asked.
+/// What is to be done next, and when; and when waiting for it is given up. `answers`: the hypervisor can be asked.
 pub fn orders_of(
     migration: &Migration,
     answers: bool,
@@ -73,7 +73,7 @@ fn next(migration: &Migration) -> Option<Order> {
     }
 }
 
-/// QEMU is asked at once when a phase begins or an operator has said something, and else some time after its last answer.
+/// The hypervisor is asked at once when a phase begins or an operator has said something, and else some time after its last answer.
 fn next_ns(migration: &Migration, order: Order) -> u64 {
     let Some(answered_ns) = migration.asked.last else { return migration.since_ns };
     let pause_ns = if order == Order::Detach { 4 * LOOK_NS } else { LOOK_NS };

@@ -122,7 +122,7 @@ impl Sizing<'_> {
     }
 }
 
-/// The next state of a change of size, and the requests to QEMU that it needs.
+/// The next state of a change of size, and the requests to the hypervisor that it needs.
 fn propose(id: VmId, resize: Resize, requests: Vec<Request>, steps: &mut Vec<Step>) {
     let node = resize.guest_node;
     steps.push(Step::now(id, Action::SizeNode(resize)));

@@ -242,7 +242,7 @@ impl Vm {
         vcpus.iter().filter_map(|vcpu| self.locations.get(vcpu)).map(|location| location.node).collect()
     }
 
-    /// What keeps memory of a guest node from a host node, by the kernel or by QEMU.
+    /// What keeps memory of a guest node from a host node, by the kernel or by the hypervisor.
     fn what_keeps(
         &self,
         samples: &[&AreaSample],

@@ -160,7 +160,7 @@ pub struct Vm {
     pub described_ns: u64,
     /// When it is to be described because its guest has seen devices come or go.
     pub look_ns: Option<u64>,
-    /// It is to be attached when it runs without a channel: its QEMU is marked so.
+    /// It is to be attached when it runs without a channel: its hypervisor is marked so.
     pub marked: bool,
     /// Whether it is to be marked, and what of that has failed last.
     pub mark: Task<bool, bool, bool>,

@@ -258,7 +258,7 @@ impl World {
         sizing.ended(now_ns);
     }
 
-    /// An operator ends the changes of a VM. What QEMU is to be asked for; `None`: there are none.
+    /// An operator ends the changes of a VM. What the hypervisor is to be asked for; `None`: there are none.
     pub fn stop_resizes(&mut self, id: VmId) -> Option<Vec<(GuestNodeId, Request)>> {
         let (_, vm) = self.vm_mut(id).filter(|(_, vm)| vm.is_resized())?;
         let mut requests = Vec::new();
@@ -273,7 +273,7 @@ impl World {
         Some(requests)
     }
 
-    /// QEMU has answered what it was asked of a change. Returns the change if it has failed by that.
+    /// The hypervisor has answered what it was asked of a change. Returns the change if it has failed by that.
     pub fn resize_answered(
         &mut self,
         task: TaskId,
