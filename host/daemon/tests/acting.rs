@@ -1,4 +1,11 @@
-//! Only what carries out plans has something done to a VM.
+//! Only what carries out plans has something done to a VM. Three things have no step, and this test lets them be:
+//!
+//! - When vnumad stops, no plan follows. The shell gives back pins (`policy_pins.rs`), and the thread that sets affinities gives back
+//!   masks and places as it ends (`affinities.rs`).
+//! - When a connection opens, the VM's worker has `tidy_channel` remove what an attach that was cut short has left (`vm_worker.rs`).
+//!   The core learns of the VM only afterwards, and asks for no attach before that.
+//! - `Command::LookForScheduler` finds that scx_vnuma was loaded or has ended: the places that steps have set stay, by the other
+//!   means. `Command::ForgetMask` drops the place of a thread whose mask others have set.
 
 use std::{fs, path::Path};
 
@@ -53,6 +60,28 @@ fn naming<'a>(source: &'a str, names: &[String]) -> Vec<&'a str> {
         rests.any(|rest| !rest.starts_with(|next: char| next.is_ascii_alphanumeric() || next == '_'))
     };
     lines.filter(|line| names.iter().any(|name| whole(line, name))).collect()
+}
+
+/// What sets affinities and places of threads, and the files that do so when they carry out a command.
+const SETTERS: [&str; 4] = ["pin_thread", "pin_thread_if", "places.place", "places.release"];
+const SETTING: [&str; 3] = ["affinities.rs", "mask_records.rs", "others.rs"];
+
+#[test]
+fn only_the_files_that_carry_out_commands_set_affinities_and_places() {
+    let (mut folders, mut setting) = (vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("src")], Vec::new());
+    while let Some(folder) = folders.pop() {
+        for path in fs::read_dir(&folder).expect("a folder").map(|entry| entry.expect("an entry").path()) {
+            if path.is_dir() {
+                folders.push(path);
+            } else if !naming(&fs::read_to_string(&path).expect("a source"), &SETTERS.map(str::to_owned))
+                .is_empty()
+            {
+                setting.push(path.file_name().expect("a name").to_string_lossy().into_owned());
+            }
+        }
+    }
+    setting.sort_unstable();
+    assert_eq!(setting, SETTING);
 }
 
 /// What the shell calls to carry out a command that acts.
