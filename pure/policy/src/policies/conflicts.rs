@@ -103,8 +103,8 @@ fn place(action: &Action) -> u8 {
         Action::Replug(..) => 11,
         Action::GiveUpDetach(_) => 12,
         Action::Publish(..) => 13,
-        // Of ranks there is one, and no policy proposes the others.
-        _ => 14,
+        // They contend with nothing.
+        Action::Rank(..) | Action::Recover(_) => 14,
     }
 }
 

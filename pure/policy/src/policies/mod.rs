@@ -14,8 +14,8 @@
 //! | [`Plugging`] | channels for VMs that are marked or have arrived with one, and that a guest is asked for its device again |
 //! | [`Settling`] | publications |
 //!
-//! A policy is a pure function: it gets all that is known, its own memory and the time, and returns steps and its next memory, which
-//! takes the place of the one before. It changes nothing else. [`settle_conflicts`](conflicts::settle_conflicts) has the last word on each step.
+//! A policy is a pure function of all that is known, its own memory, the time and, for some, what scheduling made of the last period.
+//! It returns steps and turns its memory into the next one. It changes nothing else. [`settle_conflicts`](conflicts::settle_conflicts) has the last word on each step.
 
 mod conflicts;
 mod homing;
@@ -52,10 +52,12 @@ use std::collections::BTreeMap;
 
 /// A policy. Pure: the same world, memory and time give the same steps and the same next memory.
 pub trait Propose {
-    /// What it remembers from one decision to the next. Nothing else sees it, and none of it has to survive.
+    /// What it remembers from one decision to the next. No other policy changes it, and none of it has to survive a restart.
     type Memory;
 
     /// The steps that it wants. The memory becomes the next one in place: to hand it out and back was 2 % of a vCPU's move.
+    /// What scheduling makes of a period ([`LastPeriod`]) is data that later policies of the list get in `self`: `decide` hands it
+    /// on, and they only read it.
     fn propose(&self, now: &Now<'_>, memory: &mut Self::Memory) -> Vec<Step>;
 }
 
