@@ -17,12 +17,29 @@ use vnuma_hypervisor::{Plugged, QmpBackend, VmBackend, VmConnection, VmError, Vm
 use vnuma_model::{RunState, VmHandle};
 
 /// Whatever a peer does, no call takes this long.
-const HANG: Duration = Duration::from_secs(20);
+const HANG: Duration = Duration::from_secs(600);
+/// For a command of a peer that answers, on a slow machine, too.
+const PATIENT: Duration = Duration::from_secs(60);
+/// For a command of one that does not answer.
+const SHORT: Duration = Duration::from_secs(2);
 
 const GREETING: &str = r#"{"QMP": {"version": {}, "capabilities": ["oob"]}}"#;
 
 struct Peer {
     dir: TempDir,
+    /// For a command.
+    limit: Duration,
+}
+
+/// Asks again while the answer does not come in time.
+fn patiently<T>(mut call: impl FnMut() -> Result<T, VmError>) -> T {
+    let end = Instant::now() + HANG;
+    loop {
+        match call() {
+            Err(VmError::NoGreeting { .. } | VmError::Timeout { .. }) if Instant::now() < end => {}
+            done => return done.unwrap(),
+        }
+    }
 }
 
 impl Peer {
@@ -35,10 +52,10 @@ impl Peer {
                 serve(stream);
             }
         });
-        Self { dir }
+        Self { dir, limit: PATIENT }
     }
 
-    /// Greets, and answers each command with the line that `answer` makes for it.
+    /// Greets, and answers each command with the line that `answer` makes for it, if it makes one.
     fn answering(mut answer: impl FnMut(&str, &Value) -> String + Send + 'static) -> Self {
         Self::start(move |mut stream| {
             let commands = BufReader::new(stream.try_clone().unwrap()).lines();
@@ -50,7 +67,7 @@ impl Peer {
                     "qmp_capabilities" => json!({"return": {}, "id": command["id"]}).to_string(),
                     name => answer(name, &command),
                 };
-                open = open && say(line);
+                open = open && (line.is_empty() || say(line));
                 if !open {
                     break;
                 }
@@ -64,10 +81,17 @@ impl Peer {
 
     fn connect(&self) -> Result<Box<dyn VmConnection>, VmError> {
         let began = Instant::now();
-        let connection = QmpBackend::default().connect(&self.handle());
+        let connection = QmpBackend::default().with_limit(self.limit).connect(&self.handle());
         let connection = connection.and_then(|mut vm| vm.greet().map(|()| vm));
         assert!(began.elapsed() < HANG, "connecting took {:?}", began.elapsed());
         connection
+    }
+
+    /// With a limit that ends soon, but for the greeting.
+    fn connect_impatiently(&self) -> Box<dyn VmConnection> {
+        let mut vm = QmpBackend::default().with_limit(SHORT).connect(&self.handle()).unwrap();
+        patiently(|| vm.greet());
+        vm
     }
 
     /// What becomes of a description.
@@ -415,23 +439,22 @@ fn what_is_no_qmp_is_said_to_be_none() {
 
 #[test]
 fn silence_and_single_bytes_end_in_time() {
-    let peer = Peer::start(|stream| {
+    let mut peer = Peer::start(|stream| {
         thread::sleep(HANG);
         drop(stream);
     });
+    peer.limit = Duration::from_secs(1);
     assert!(matches!(peer.connect().err().unwrap(), VmError::NoGreeting { limit_ms: 800, .. }));
     // Each byte comes in time, the line does not.
-    let peer = Peer::start(|mut stream| {
+    let mut peer = Peer::start(|mut stream| {
         while stream.write_all(b" ").is_ok() {
             thread::sleep(Duration::from_millis(50));
         }
     });
+    peer.limit = SHORT;
     assert!(matches!(peer.connect().err().unwrap(), VmError::NoGreeting { .. }));
-    let peer = Peer::answering(|_, _| {
-        thread::sleep(Duration::from_millis(1500));
-        String::new()
-    });
-    let error = peer.describe().unwrap_err();
+    let peer = Peer::answering(|_, _| String::new());
+    let error = peer.connect_impatiently().describe().unwrap_err();
     assert!(matches!(&error, VmError::Timeout { command, .. } if command == "query-name"), "{error}");
 }
 
@@ -449,23 +472,38 @@ fn a_peer_that_is_slow_is_waited_for_as_the_user_says() {
 
 #[test]
 fn what_comes_late_is_taken_when_it_is_waited_for_again() {
-    let peer = Peer::start(|mut stream| {
-        let mut commands = BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok);
-        thread::sleep(Duration::from_millis(1200));
+    let (go, told) = std::sync::mpsc::channel::<()>();
+    let peer = Peer::start(move |mut stream| {
+        let commands = BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok);
+        told.recv().unwrap();
         writeln!(stream, "{GREETING}").unwrap();
-        // The first question is answered when it has been asked again, the second as QEMU does.
-        let mut id = || serde_json::from_str::<Value>(&commands.next().unwrap()).unwrap()["id"].clone();
-        let ids = [id(), id()];
-        writeln!(stream, "{}", json!({"return": {}, "id": ids[0]})).unwrap();
-        let refusal = json!({"desc": "Capabilities negotiation is already complete, command ignored"});
-        writeln!(stream, "{}", json!({"error": refusal, "id": ids[1]})).unwrap();
-        writeln!(stream, "{}", json!({"return": [], "id": id()})).unwrap();
+        // The first question is answered when it has been asked again, others as QEMU does.
+        let mut first = None;
+        for (number, command) in commands.enumerate() {
+            let command: Value = serde_json::from_str(&command).unwrap();
+            if number == 0 {
+                first = Some(command["id"].clone());
+                continue;
+            }
+            if let Some(id) = first.take() {
+                writeln!(stream, "{}", json!({"return": {}, "id": id})).unwrap();
+            }
+            let refusal = json!({"desc": "Capabilities negotiation is already complete, command ignored"});
+            let answer = match command["execute"].as_str() {
+                Some("qmp_capabilities") => json!({"error": refusal, "id": command["id"]}),
+                _ => json!({"return": [], "id": command["id"]}),
+            };
+            writeln!(stream, "{answer}").unwrap();
+        }
     });
-    let mut vm = QmpBackend::default().connect(&peer.handle()).unwrap();
+    let mut vm = QmpBackend::default().with_limit(SHORT).connect(&peer.handle()).unwrap();
     assert!(matches!(vm.greet().unwrap_err(), VmError::NoGreeting { .. }));
-    assert!(matches!(vm.greet().unwrap_err(), VmError::Timeout { .. }), "it was greeted, and asked");
-    vm.greet().unwrap();
-    assert!(!vm.channel_attached().unwrap());
+    go.send(()).unwrap();
+    let greeted =
+        std::iter::repeat_with(|| vm.greet()).find(|end| !matches!(end, Err(VmError::NoGreeting { .. })));
+    assert!(matches!(greeted, Some(Err(VmError::Timeout { .. }))), "it was greeted, and asked");
+    patiently(|| vm.greet());
+    assert!(!patiently(|| vm.channel_attached()));
 }
 
 #[test]
@@ -506,7 +544,11 @@ fn slow_answers_to_many_commands_end_in_time() {
         };
         json!({"return": answer, "id": command["id"]}).to_string()
     });
-    let error = peer.describe().unwrap_err();
+    let error = QmpBackend::default().connect(&peer.handle()).and_then(|mut vm| {
+        patiently(|| vm.greet());
+        vm.describe()
+    });
+    let error = error.unwrap_err();
     assert!(matches!(error, VmError::Timeout { .. }), "{error}");
 }
 
@@ -572,12 +614,13 @@ fn endless_lines_and_endless_events_end() {
     });
     let error = peer.connect().err().unwrap();
     assert!(error.to_string().contains("a line of more than 4194304 bytes"), "{error}");
-    let peer = Peer::start(|mut stream| {
+    let mut peer = Peer::start(|mut stream| {
         let mut lines = format!("{GREETING}\n{{\"return\": {{}}, \"id\": 1}}\n");
         while stream.write_all(lines.as_bytes()).is_ok() {
             lines = "{\"event\": \"STOP\", \"data\": {}}\n{\"event\": \"NEW\"}\n".repeat(100);
         }
     });
+    peer.limit = 2 * SHORT;
     let mut vm = peer.connect().unwrap();
     let error = vm.describe().unwrap_err();
     assert!(matches!(error, VmError::Timeout { .. }), "{error}");
@@ -716,19 +759,23 @@ fn any_answer() -> impl Strategy<Value = Value> {
     })
 }
 
-/// A peer that takes its time over `migrate`, and answers what is asked after it first thing then.
-fn slow_migration(pause: Duration, refused: bool, status: &'static str) -> Peer {
+/// A peer that answers `migrate` only when it is asked more, and with `answers` that as well, first thing then.
+fn slow_migration(answers: bool, refused: bool, status: &'static str) -> Peer {
+    let mut begun = String::new();
     Peer::answering(move |name, command| {
         let id = &command["id"];
         match name {
             "migrate" => {
-                thread::sleep(pause);
-                match refused {
-                    true => json!({"error": {"desc": "no room"}, "id": id}).to_string(),
-                    false => json!({"return": {}, "id": id}).to_string(),
-                }
+                begun = match refused {
+                    true => format!("{}\n", json!({"error": {"desc": "no room"}, "id": id})),
+                    false => format!("{}\n", json!({"return": {}, "id": id})),
+                };
+                String::new()
             }
-            "query-migrate" => json!({"return": {"status": status}, "id": id}).to_string(),
+            "query-migrate" if !answers => String::new(),
+            "query-migrate" => {
+                std::mem::take(&mut begun) + &json!({"return": {"status": status}, "id": id}).to_string()
+            }
             _ => json!({"return": {}, "id": id}).to_string(),
         }
     })
@@ -736,31 +783,15 @@ fn slow_migration(pause: Duration, refused: bool, status: &'static str) -> Peer 
 
 #[test]
 fn a_migration_whose_begin_is_answered_late_has_begun_or_was_refused() {
-    let late = Duration::from_millis(1800);
-    slow_migration(late, false, "active")
-        .connect()
-        .unwrap()
-        .migrates()
-        .unwrap()
-        .migrate("tcp:b:1", false)
-        .unwrap();
+    let begin = |peer: Peer| peer.connect_impatiently().migrates().unwrap().migrate("tcp:b:1", false);
+    begin(slow_migration(true, false, "active")).unwrap();
     // What QEMU says of an earlier migration does not hide that.
-    let refused = slow_migration(late, true, "completed")
-        .connect()
-        .unwrap()
-        .migrates()
-        .unwrap()
-        .migrate("tcp:b:1", false);
+    let refused = begin(slow_migration(true, true, "completed"));
     assert!(
         matches!(&refused, Err(VmError::Refused { command, reason, .. }) if command == "migrate" && reason == "no room"),
         "{refused:?}"
     );
-    let never = slow_migration(Duration::from_secs(8), false, "active")
-        .connect()
-        .unwrap()
-        .migrates()
-        .unwrap()
-        .migrate("tcp:b:1", false);
+    let never = begin(slow_migration(false, false, "active"));
     assert!(
         matches!(&never, Err(error @ VmError::Timeout { command, .. }) if command == "migrate" && error.may_be_answered()),
         "{never:?}"
