@@ -31,7 +31,7 @@ type Outcome<T> = Result<T, Box<dyn Error>>;
 
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// No event takes this long, not in an emulated machine either.
-const HANG: Duration = Duration::from_secs(30);
+const HANG: Duration = Duration::from_secs(600);
 /// Time in which an event that should not come would have come.
 const SILENCE: Duration = Duration::from_secs(3);
 /// How many times that long nothing is to happen.

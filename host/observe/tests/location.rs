@@ -18,10 +18,8 @@ use vnuma_observe::location::{
     LocationError, LocationEvent, LocationKind, LocationWatcher, Prefer, monotonic_ns, read_location,
 };
 use vnuma_process::{Change, Workers};
-use workers::{change, until_it_waits};
+use workers::{HANG, change, until_it_waits};
 
-/// No event takes this long, on no machine.
-const HANG: Duration = Duration::from_secs(30);
 const INTERVAL: Duration = Duration::from_millis(5);
 
 fn own_pid() -> i32 {
@@ -216,29 +214,30 @@ fn the_topology_can_change_meanwhile(prefer: Prefer) {
     let mut mover = Mover::start(a);
     let (watcher, events) = watcher(&one, prefer);
     watcher.watch(own_pid(), mover.tid).unwrap();
-    // Moves, and waits until that has been noticed. True if it was one between nodes.
-    let crosses = |cpu: u32| {
+    let sees_affinity = watcher.health().sees_affinity;
+    // Moves, and waits until that has been noticed: for as long as it takes if it is one between nodes.
+    let expect = |crosses: bool, cpu: u32, why: &str| {
         mover.to(&[cpu]);
-        let mut crossed = false;
-        loop {
-            let limit =
-                if crossed || !watcher.health().sees_affinity { Duration::from_secs(1) } else { HANG };
-            match events.recv_timeout(limit) {
-                Ok(event) if event.kind == LocationKind::Migrated => crossed = true,
-                Ok(_) => return crossed || events.recv_timeout(Duration::from_millis(20)).is_ok(),
-                Err(_) => return crossed,
+        let (mut crossed, mut noticed) = (false, !sees_affinity);
+        while !noticed || crosses && !crossed {
+            match events.recv_timeout(HANG).unwrap_or_else(|_| panic!("{prefer:?}: {why}: no event")).kind {
+                LocationKind::Migrated => crossed = true,
+                _ => noticed = true,
             }
         }
+        let soon = Duration::from_millis(if sees_affinity { 20 } else { 1000 });
+        crossed = crossed || events.recv_timeout(soon).is_ok();
+        assert_eq!(crossed, crosses, "{prefer:?}: {why}");
     };
-    assert!(!crosses(b), "{prefer:?}: within the node");
-    assert!(!crosses(a), "{prefer:?}: within the node");
+    expect(false, b, "within the node");
+    expect(false, a, "within the node");
     watcher.set_topology(&two).unwrap();
-    assert!(crosses(b), "{prefer:?}: now it is another node");
+    expect(true, b, "now it is another node");
     watcher.set_topology(&one).unwrap();
-    assert!(!crosses(a), "{prefer:?}: and now it is the same again");
+    expect(false, a, "and now it is the same again");
     // A CPU that is gone is of no known node.
     watcher.set_topology(&host(&[&[a]])).unwrap();
-    assert!(crosses(b), "{prefer:?}: to a CPU that is not known");
+    expect(true, b, "to a CPU that is not known");
     mover.end();
 }
 

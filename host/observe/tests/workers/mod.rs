@@ -6,7 +6,7 @@ use std::{
 };
 use vnuma_process::{Change, Workers};
 
-const HANG: Duration = Duration::from_secs(30);
+pub const HANG: Duration = Duration::from_secs(600);
 const HOUR: Duration = Duration::from_secs(3600);
 
 /// The next change. One that works is silent, as if it had worked for two hours.
