@@ -308,7 +308,7 @@ impl<'a> Bench<'a> {
         let measured = if fixed { MEASURED_STATIC.min(all) } else { all };
         let (length_s, dilation) = (self.period_s, self.dilation);
         let usual = match self.options.smoke {
-            true => Periods { policy_s: length_s, length_s, warm_up: 0, measured: 1, dilation },
+            true => Periods { policy_s: length_s, length_s, warm_up: 1, measured: 1, dilation },
             false => Periods { policy_s: length_s, length_s, warm_up: WARM_UP, measured, dilation },
         };
         let of = |modelled_s: f64, dilation: f64| {

@@ -421,7 +421,9 @@ fn what_x86_forbids_is_not_seen() {
         none_is_seen(Transport::Tcp, options, blocks.div_ceil(10)).into_iter().for_each(|seen| all.add(seen));
     }
     eprintln!("{} runs, {} of them raced, {} forbidden", all.runs, all.raced, all.forbidden);
-    let enough = soak_rounds().is_some() || all.raced * RACES >= all.runs;
+    // On one CPU threads run by turns, and few runs race.
+    let by_turns = std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() == 1);
+    let enough = by_turns || soak_rounds().is_some() || all.raced * RACES >= all.runs;
     assert!(enough, "{} of {} runs raced", all.raced, all.runs);
 }
 
