@@ -259,7 +259,7 @@ void new_follows(void)
 	set_handler(handle);
 	expect(!by_name("_ZnwmRKSt9nothrow_t", huge));
 	expect_equal(handled, 1);
-	/* An exception that nobody catches. */
+	/* An exception without a handler. */
 	child = fork();
 	if (!child) {
 		set_terminate(terminate);

@@ -689,7 +689,7 @@ impl Domain {
             })
         };
         let work = move |heartbeat: &Heartbeat| {
-            // It lasts as long as a migration does, and whoever wanted it may have gone.
+            // A migration may last longer than the connection of the client that asked for it.
             let _ = outcome.send(heartbeat.rest(make));
             queue.wake();
         };

@@ -227,7 +227,7 @@ impl World {
         let Some((_, vm)) = self.vm_mut(task.vm) else { return };
         let homing = &mut vm.homing;
         homing.observation.end(task);
-        // It was one for whoever has asked meanwhile.
+        // It also serves requests that came while it was under way.
         homing.observation.wanted = None;
         (homing.look, homing.looked_ns) = (look, now_ns);
         match outcome {
