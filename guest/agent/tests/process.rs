@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 use vnuma_model::CpuSet;
-use vnuma_process::procfs::{Affinity, threads};
+use vnuma_process::procfs::{read_affinity, threads};
 
 /// Only a limit for tests that hang.
 const HANG_LIMIT: Duration = Duration::from_secs(120);
@@ -119,7 +119,7 @@ struct Tree {
 impl Tree {
     /// None where the test cannot run.
     fn new() -> Option<Self> {
-        let all = Affinity::of(std::process::id().cast_signed()).expect("own").cpus();
+        let all = read_affinity(std::process::id().cast_signed()).expect("own");
         let few: Vec<u32> = all.iter().take(2).collect();
         let ([first, second], true) = (&few[..], nix::unistd::geteuid().is_root()) else {
             eprintln!("skipped: this needs root and two CPUs");
@@ -229,7 +229,7 @@ impl Tree {
 /// Affinities of the threads of a process, each once.
 fn affinities(pid: i32) -> BTreeSet<CpuSet> {
     let all = threads(pid).unwrap_or_default();
-    all.into_iter().filter_map(|tid| Affinity::of(tid).ok()).map(|affinity| affinity.cpus()).collect()
+    all.into_iter().filter_map(|tid| read_affinity(tid).ok()).collect()
 }
 
 fn expect(pid: i32, expected: &[CpuSet], when: &str) {
@@ -351,7 +351,7 @@ fn what_is_left_when_all_are_killed_is_undone_by_the_next_one() {
     let mut next = tree.agent();
     wait_for("the next one to undo it", || !affinities(workload.pid()).contains(&tree.cpu(1)));
     expect(workload.pid(), &[tree.cpu(0), tree.all.clone()], "the next one");
-    assert_eq!(Affinity::of(workload.pid()).expect("a mask").cpus(), tree.cpu(0));
+    assert_eq!(read_affinity(workload.pid()).expect("a mask"), tree.cpu(0));
     next.kill(libc::SIGINT);
     assert!(next.child.wait().expect("ended").success());
 }

@@ -145,7 +145,7 @@ pub fn pin_thread_if(
     mut expected: impl FnMut(&CpuSet) -> bool,
     cpus: &CpuSet,
 ) -> Result<(), ActError> {
-    let found = procfs::Affinity::of(tid).map(|affinity| affinity.cpus());
+    let found = procfs::read_affinity(tid);
     // After that, as it ends only once: what was found is this thread's, and step 1 is done. A look at `stat` costs more than
     // the act.
     let before = thread::start_time(pidfd, pid, tid)?;

@@ -241,38 +241,22 @@ pub fn read_allowed_nodes(pid: i32) -> Result<CpuSet, ProcError> {
         .map_err(|reason| value(format!("/proc/{pid}/status"), "Mems_allowed_list", list, reason.to_string()))
 }
 
-/// CPUs that a thread may run on and that are online, as the kernel gives them: cheap to read and to compare.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Affinity(Vec<libc::c_ulong>);
-
-impl Affinity {
-    /// Reads them for the thread with this TID, which may belong to any process: check afterwards that it is the intended one.
-    /// Much cheaper than [`read_allowed`].
-    pub fn of(tid: i32) -> Result<Self, ProcError> {
-        let path = || format!("/proc/{tid}");
-        // 0 stands for the caller.
-        if tid <= 0 {
-            return Err(ProcError::Gone { path: path() });
-        }
-        let mut mask = [0 as libc::c_ulong; CPUS / libc::c_ulong::BITS as usize];
-        // SAFETY: the kernel writes at most the given number of bytes, all of which are in `mask`.
-        let length =
-            unsafe { libc::syscall(libc::SYS_sched_getaffinity, tid, size_of_val(&mask), mask.as_mut_ptr()) };
-        if length < 0 {
-            return Err(ProcError::reading(path(), io::Error::last_os_error()));
-        }
-        let written = length.unsigned_abs() as usize / size_of::<libc::c_ulong>();
-        Ok(Self(mask[..written.min(mask.len())].to_vec()))
+/// CPUs that the thread with this TID may run on and that are online. It may belong to any process: check afterwards that it is
+/// the intended one. Much cheaper than [`read_allowed`].
+pub fn read_affinity(tid: i32) -> Result<CpuSet, ProcError> {
+    let path = || format!("/proc/{tid}");
+    // 0 stands for the caller.
+    if tid <= 0 {
+        return Err(ProcError::Gone { path: path() });
     }
-
-    /// The CPUs.
-    pub fn cpus(&self) -> CpuSet {
-        let bits = |(index, word): (usize, &libc::c_ulong)| {
-            let (word, first) = (*word, index as CpuId * libc::c_ulong::BITS);
-            (0..libc::c_ulong::BITS).filter(move |bit| word >> bit & 1 == 1).map(move |bit| first + bit)
-        };
-        self.0.iter().enumerate().filter(|(_, word)| **word != 0).flat_map(bits).collect()
+    let mut mask = [0u64; CPUS / u64::BITS as usize];
+    // SAFETY: the kernel writes at most the given number of bytes, all of which are in `mask`.
+    let length =
+        unsafe { libc::syscall(libc::SYS_sched_getaffinity, tid, size_of_val(&mask), mask.as_mut_ptr()) };
+    if length < 0 {
+        return Err(ProcError::reading(path(), io::Error::last_os_error()));
     }
+    Ok(CpuSet::from_words(&mask))
 }
 
 /// The CPU that a thread runs on, or ran on last.
@@ -324,7 +308,7 @@ fn field<T>(
     name: &'static str,
     of: impl Fn(&str) -> Option<T>,
 ) -> Result<T, ProcError> {
-    let text = read_thread(pid, tid, file, STAT_LIMIT)?;
+    let text = KeptFile::of_thread(pid, tid, file)?.read()?;
     of(&text)
         .ok_or_else(|| value(format!("/proc/{pid}/task/{tid}/{file}"), name, &text, "no number".to_owned()))
 }
@@ -468,9 +452,9 @@ mod tests {
         let (pid, tid) = (std::process::id().cast_signed(), nix::unistd::gettid().as_raw());
         assert!(threads(pid).unwrap().contains(&tid) && thread_exists(pid, tid));
         assert!(read_allowed(pid, tid).unwrap().contains(read_last_cpu(pid, tid).unwrap()));
-        assert_eq!(Affinity::of(tid).unwrap().cpus(), read_allowed(pid, tid).unwrap());
+        assert_eq!(read_affinity(tid).unwrap(), read_allowed(pid, tid).unwrap());
         for gone in [0, -1, i32::MAX] {
-            assert!(matches!(Affinity::of(gone), Err(ProcError::Gone { .. })), "{gone}");
+            assert!(matches!(read_affinity(gone), Err(ProcError::Gone { .. })), "{gone}");
         }
         assert_eq!(read_start_time(pid, tid).unwrap(), read_start_time(pid, tid).unwrap());
         for (pid, tid) in [(0, 1), (-1, -1), (1, i32::MAX), (pid, 0)] {

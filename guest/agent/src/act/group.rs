@@ -11,7 +11,7 @@ use std::{
     path::{Path, PathBuf},
 };
 use vnuma_model::CpuSet;
-use vnuma_process::procfs::{self, Affinity};
+use vnuma_process::procfs;
 
 /// Where all distributions of today mount cgroup v2.
 const MOUNT: &str = "sys/fs/cgroup";
@@ -63,8 +63,8 @@ pub fn of_process(root: &Path, id: ProcessId, allowed: &CpuSet, online: &CpuSet)
     let effective: CpuSet =
         read("cpuset.cpus.effective").and_then(|list| list.parse().ok()).unwrap_or_default();
     let all_equal = procfs::threads(id.pid).is_ok_and(|threads| {
-        let affinities = threads.into_iter().filter_map(|tid| Affinity::of(tid).ok());
-        affinities.map(|affinity| affinity.cpus()).all(|found| effective.agrees(&found, online))
+        let mut affinities = threads.into_iter().filter_map(|tid| procfs::read_affinity(tid).ok());
+        affinities.all(|found| effective.agrees(&found, online))
     });
     if !all_equal || !effective.agrees(allowed, online) {
         return Err("its threads have affinities".to_owned());

@@ -11,10 +11,7 @@ use std::{
     path::Path,
 };
 use vnuma_model::CpuSet;
-use vnuma_process::{
-    ActError, open_pidfd, pin_thread_if,
-    procfs::{self, Affinity},
-};
+use vnuma_process::{ActError, open_pidfd, pin_thread_if, procfs};
 
 /// A thread that is being confined may start others that are not. More than so many rounds are not made.
 const ROUNDS: usize = 16;
@@ -34,10 +31,6 @@ pub fn is_alive(id: ProcessId) -> bool {
     procfs::read_start_time(id.pid, id.pid).is_ok_and(|started| started == id.started)
 }
 
-fn affinity(tid: i32) -> Option<CpuSet> {
-    Affinity::of(tid).ok().map(|affinity| affinity.cpus())
-}
-
 /// Is the affinity that was found this one, as far as CPUs are online? When none of them is left, the kernel lets a thread run
 /// anywhere.
 fn is(found: &CpuSet, cpus: &CpuSet, online: &CpuSet) -> bool {
@@ -48,7 +41,7 @@ fn is(found: &CpuSet, cpus: &CpuSet, online: &CpuSet) -> bool {
 pub fn already(id: ProcessId, cpus: &CpuSet, online: &CpuSet) -> Result<BTreeMap<i32, u64>, String> {
     let threads = procfs::threads(id.pid).map_err(|error| error.to_string())?;
     let has = |tid: i32| {
-        let found = affinity(tid)?;
+        let found = procfs::read_affinity(tid).ok()?;
         cpus.agrees(&found, online).then(|| procfs::read_start_time(id.pid, tid).ok()).flatten()
     };
     Ok(threads.into_iter().filter_map(|tid| Some((tid, has(tid)?))).collect())
@@ -57,7 +50,8 @@ pub fn already(id: ProcessId, cpus: &CpuSet, online: &CpuSet) -> Result<BTreeMap
 /// Has any of its threads this affinity?
 pub fn any_has(id: ProcessId, cpus: &CpuSet, online: &CpuSet) -> bool {
     let threads = procfs::threads(id.pid).unwrap_or_default();
-    threads.into_iter().filter_map(affinity).any(|found| is(&found, cpus, online))
+    let mut found = threads.into_iter().filter_map(|tid| procfs::read_affinity(tid).ok());
+    found.any(|found| is(&found, cpus, online))
 }
 
 /// Gives threads with the affinity `from` the affinity `to`. Gives how many, or nothing if the process has ended.

@@ -350,7 +350,7 @@ fn give_back_inherited(
     }
     let new = procfs::threads(pid).unwrap_or_default().into_iter().filter(|tid| !known.contains(tid));
     let give_back = |tid: &i32| {
-        let found = procfs::Affinity::of(*tid).ok().map(|affinity| affinity.cpus());
+        let found = procfs::read_affinity(*tid).ok();
         let origin =
             made.iter().find(|(given, _)| found.as_ref().is_some_and(|found| has(given, found, online)));
         let Some((given, operator)) = origin else { return false };

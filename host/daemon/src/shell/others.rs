@@ -94,8 +94,8 @@ impl Masks {
         cpus: Option<&CpuSet>,
         online: &CpuSet,
     ) -> Result<Option<(MaskOrder, bool)>, String> {
-        let found = match procfs::Affinity::of(tid) {
-            Ok(affinity) => affinity.cpus(),
+        let found = match procfs::read_affinity(tid) {
+            Ok(found) => found,
             Err(procfs::ProcError::Gone { .. }) => return Ok(None),
             Err(error) => return Err(error.to_string()),
         };

@@ -42,7 +42,7 @@ pub(super) struct Thread {
     files: Option<[procfs::KeptFile; 2]>,
     /// Its mask of CPUs that are online as its file showed it, and all of its CPUs: as long as the first is the same, so is the
     /// second.
-    mask: Option<(procfs::Affinity, CpuSet)>,
+    mask: Option<(CpuSet, CpuSet)>,
     /// Ids of its counters, if it has any.
     events: Vec<u64>,
     /// As it was read last. `None`: it had ended then.
@@ -95,7 +95,7 @@ impl Thread {
     }
 
     fn read_mask(&mut self) -> Option<CpuSet> {
-        let online = procfs::Affinity::of(self.tid).ok()?;
+        let online = procfs::read_affinity(self.tid).ok()?;
         match &self.mask {
             Some((known, mask)) if *known == online => Some(mask.clone()),
             _ => {

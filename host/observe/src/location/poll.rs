@@ -9,8 +9,8 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
-use vnuma_model::HostTopology;
-use vnuma_process::{Jobs, Next, Worker, Workers, procfs::Affinity};
+use vnuma_model::{CpuSet, HostTopology};
+use vnuma_process::{Jobs, Next, Worker, Workers, procfs::read_affinity};
 
 /// Shortest interval; below it, polling would only heat the host.
 const SHORTEST: Duration = Duration::from_millis(1);
@@ -101,7 +101,7 @@ fn run(jobs: &Jobs<()>, shared: &Shared, interval: Duration, on_event: impl Fn(L
         let (turn, others) = split(&shared.lock().threads, last);
         last = turn.last().map_or(0, |&(_, tid)| tid);
         let changed =
-            others.into_iter().filter(|(_, tid, seen)| Affinity::of(*tid).ok().as_ref() != Some(seen));
+            others.into_iter().filter(|(_, tid, seen)| read_affinity(*tid).ok().as_ref() != Some(seen));
         for (pid, tid) in turn.into_iter().chain(changed.map(|(pid, tid, _)| (pid, tid))) {
             let found = proc::read_thread(pid, tid);
             let time_ns = monotonic_ns();
@@ -119,7 +119,7 @@ type Thread = (i32, i32);
 
 /// Those whose turn it is: the next ones after `last`, and those that were never looked at. Then the others, with the
 /// affinity that they had.
-fn split(threads: &BTreeMap<i32, Watched>, last: i32) -> (Vec<Thread>, Vec<(i32, i32, Affinity)>) {
+fn split(threads: &BTreeMap<i32, Watched>, last: i32) -> (Vec<Thread>, Vec<(i32, i32, CpuSet)>) {
     let after = threads.range(last.saturating_add(1)..);
     let in_order = after.chain(threads.range(..=last));
     let (mut turn, mut others) = (Vec::new(), Vec::new());
@@ -189,7 +189,7 @@ mod tests {
     #[test]
     fn all_threads_have_their_turn_and_the_affinity_of_the_others_is_known() {
         let own = nix::unistd::gettid().as_raw();
-        let seen = ThreadState { cpu: 0, allowed: Affinity::of(own).unwrap() };
+        let seen = ThreadState { cpu: 0, allowed: read_affinity(own).unwrap() };
         let many = 3 * LOOKED_AT as i32 / 2;
         let mut threads: BTreeMap<i32, Watched> =
             (1..=many).map(|tid| (tid, Watched { pid: 7, seen: Some(seen.clone()) })).collect();

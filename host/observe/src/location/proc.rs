@@ -1,17 +1,17 @@
 //! Reads a thread's location from /proc.
 
 use super::{LocationError, monotonic_ns};
-use vnuma_model::{CpuId, HostNodeId, HostTopology, VcpuLocation};
+use vnuma_model::{CpuId, CpuSet, HostNodeId, HostTopology, VcpuLocation};
 use vnuma_process::{
     ProcError,
-    procfs::{self, Affinity},
+    procfs::{self, read_affinity},
 };
 
 /// A thread's state in /proc.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ThreadState {
     pub(super) cpu: CpuId,
-    pub(super) allowed: Affinity,
+    pub(super) allowed: CpuSet,
 }
 
 /// Where a thread is now. `pinned` is the one node that all of its allowed CPUs which are online are on.
@@ -20,12 +20,12 @@ pub fn read_location(topology: &HostTopology, pid: i32, tid: i32) -> Result<Vcpu
     let time_ns = monotonic_ns();
     let ThreadState { cpu, allowed } = read_thread(pid, tid)?;
     let node = topology.node_of_cpu(cpu).ok_or(LocationError::UnknownCpu { tid, cpu })?;
-    Ok(VcpuLocation { cpu, node, pinned: topology.node_of_cpus(&allowed.cpus()), time_ns })
+    Ok(VcpuLocation { cpu, node, pinned: topology.node_of_cpus(&allowed), time_ns })
 }
 
 /// The node that holds all CPUs on which this thread may run, whichever process it belongs to. `None` if the thread has ended.
 pub fn read_pinned(topology: &HostTopology, tid: i32) -> Option<Option<HostNodeId>> {
-    Affinity::of(tid).ok().map(|allowed| topology.node_of_cpus(&allowed.cpus()))
+    read_affinity(tid).ok().map(|allowed| topology.node_of_cpus(&allowed))
 }
 
 /// The allowed CPUs first: a program that sets them and then moves the thread does so in this order. The second look is at a
@@ -35,7 +35,7 @@ pub(super) fn read_thread(pid: i32, tid: i32) -> Result<ThreadState, LocationErr
         ProcError::Gone { .. } => LocationError::NoThread { pid, tid },
         error => LocationError::Proc(error),
     };
-    let allowed = Affinity::of(tid).map_err(failed)?;
+    let allowed = read_affinity(tid).map_err(failed)?;
     let cpu = procfs::read_last_cpu(pid, tid).map_err(failed)?;
     Ok(ThreadState { cpu, allowed })
 }
