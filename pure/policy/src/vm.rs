@@ -77,6 +77,8 @@ pub struct VmPlacement {
     first: bool,
     /// Something besides nodes of vCPUs (distances, the vCPUs that there are) is not published yet, since this time.
     pub(crate) news: Option<(u64, PublishReason)>,
+    /// Changes of what [`Self::told`] says, at least 1, and publications.
+    pub(crate) changes: (u64, u64),
 }
 
 impl VmPlacement {
@@ -92,6 +94,7 @@ impl VmPlacement {
             channel_since_ns: None,
             first: false,
             news: None,
+            changes: (0, 0),
         };
         placement.describe(host, vm, 0);
         placement
@@ -130,6 +133,7 @@ impl VmPlacement {
             }
             stays
         });
+        self.changes.0 += 1;
         self.devices.describe(&vm.devices);
         self.reassess(host, changed, now_ns);
     }
@@ -166,6 +170,7 @@ impl VmPlacement {
         let vcpu = self.vcpus.get_mut(&apic_id)?;
         let before = std::mem::replace(&mut vcpu.observed, observation);
         vcpu.looked_at = true;
+        self.changes.0 += 1;
         let Some(now) = observation else {
             vcpu.target = None;
             return None;
@@ -184,12 +189,13 @@ impl VmPlacement {
     /// The VM has a channel from now on: all that is true is to be published at once.
     pub fn start_publishing(&mut self, now_ns: u64) {
         (self.channel_since_ns, self.first) = (Some(now_ns), true);
-        self.news = Some((now_ns, PublishReason::Attached));
+        (self.news, self.changes.0) = (Some((now_ns, PublishReason::Attached)), self.changes.0 + 1);
     }
 
     /// The channel is gone. The guest keeps what it took over.
     pub fn stop_publishing(&mut self) {
         (self.channel_since_ns, self.first, self.news) = (None, false, None);
+        self.changes.0 += 1;
         self.acked.stop_waiting();
         self.devices.stop_publishing();
     }
@@ -251,6 +257,7 @@ impl VmPlacement {
     /// What is to be published under `generation`, with these new nodes of vCPUs. It counts as published from now on.
     pub fn publish(&mut self, batch: &Batch, generation: u64, now_ns: u64) -> Publication {
         (self.first, self.news) = (false, None);
+        self.changes.1 += 1;
         for (id, node) in &batch.vcpus {
             if let Some(vcpu) = self.vcpus.get_mut(id) {
                 vcpu.published = *node;

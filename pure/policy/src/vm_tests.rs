@@ -143,6 +143,18 @@ fn a_pinned_vcpu_is_published_at_once_and_is_stale_until_acknowledged() {
 }
 
 #[test]
+fn what_was_not_written_is_due_again() {
+    let host = host(DISTANCES);
+    let mut vm = Published::new(&host, &vm(&[0, 2], 1));
+    vm.observe(&host, 0, seen(0, true, 1));
+    attach(&mut vm, 1, 2);
+    vm.observe(&host, 0, seen(2, true, 50));
+    let dropped = vm.settler.next(&POLICY, &vm.vm, 51 * MS).expect("due").1;
+    assert_eq!(publish(&mut vm, 2, 52).expect("due again").vcpus[0].1, dropped.vcpus[0].1);
+    assert_eq!(publish(&mut vm, 3, 53), None, "it was written");
+}
+
+#[test]
 fn being_nearer_or_further_from_home_alone_is_no_news_for_the_guest() {
     let host = host(DISTANCES);
     let mut vm = Published::new(&host, &vm(&[0, 2], 1));

@@ -177,8 +177,9 @@ mod tests {
         vm.scheduling.clean_ns = Some(0);
         vm.scheduling.masks = (0..2).map(|vcpu| (vcpu, VcpuMask::default())).collect();
         change(&mut vm);
-        let managed = ManagedVm::new(VmCandidate::new("qmp:a", "a", 0), 0);
-        world.insert(ID, ManagedVm { vm: Some(vm), ..managed });
+        let mut managed = ManagedVm::new(VmCandidate::new("qmp:a", "a", 0), 0);
+        managed.vm = Some(vm);
+        world.insert(ID, managed);
         world
     }
 

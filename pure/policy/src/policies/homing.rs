@@ -48,29 +48,27 @@ struct Seen {
     move_ended_ns: u64,
 }
 
-impl HomingMemory {
+impl Seen {
     /// What is new since the last decision: a look at the VM's memory, and whether anything is worth another decision.
-    fn take_in(&mut self, id: VmId, vm: &Vm) -> (bool, bool) {
+    fn take_in(&mut self, repatriator: &mut Repatriator, id: VmId, vm: &Vm) -> (bool, bool) {
         let homing = &vm.homing;
-        let seen = self.seen.of(id, vm.found_ns);
-        if std::mem::replace(&mut seen.since_ns, homing.since_ns) != homing.since_ns {
-            self.repatriator.forget(id);
+        if std::mem::replace(&mut self.since_ns, homing.since_ns) != homing.since_ns {
+            repatriator.forget(id);
         }
-        let looked = std::mem::replace(&mut seen.look, homing.look) != homing.look;
-        let watched = std::mem::replace(&mut seen.watch, homing.hotness.watch) != homing.hotness.watch;
+        let looked = std::mem::replace(&mut self.look, homing.look) != homing.look;
+        let watched = std::mem::replace(&mut self.watch, homing.hotness.watch) != homing.hotness.watch;
         (looked, watched || (looked && homing.problem.is_none()))
     }
 
     /// Whether a move home has ended since the last decision.
-    fn move_ended(&mut self, id: VmId, vm: &Vm) -> bool {
+    fn move_ended(&mut self, repatriator: &mut Repatriator, id: VmId, vm: &Vm) -> bool {
         let Some(last) = vm.scheduling.memory.shown() else { return false };
         let (Some(ended_ns), MemoryReason::Home(_)) = (last.ended_ns, &last.order.why) else { return false };
-        let seen = self.seen.of(id, vm.found_ns);
-        if ended_ns <= seen.move_ended_ns || ended_ns < vm.homing.since_ns {
+        if ended_ns <= self.move_ended_ns || ended_ns < vm.homing.since_ns {
             return false;
         }
-        seen.move_ended_ns = ended_ns;
-        self.repatriator.ended(id, &last.order, last.moved.bytes, last.moved.stayed(), ended_ns);
+        self.move_ended_ns = ended_ns;
+        repatriator.ended(id, &last.order, last.moved.bytes, last.moved.stayed(), ended_ns);
         true
     }
 }
@@ -80,25 +78,35 @@ impl Propose for Homing<'_> {
 
     fn propose(&self, now: &Now<'_>, memory: &mut HomingMemory) -> Vec<Step> {
         let (mut steps, settings) = (Vec::new(), &self.policies.memory);
+        let HomingMemory { repatriator, seen: all } = memory;
         for id in now.gone() {
-            memory.seen.forget(id);
-            memory.repatriator.forget(id);
+            all.forget(id);
+            repatriator.forget(id);
         }
         for (id, _, vm) in now.vms() {
-            let mut next = self.chosen(vm, memory.seen.of(id, vm.found_ns), now.now_ns);
+            // Nothing is known of most VMs, and nothing is wanted.
+            let homing = &vm.homing;
+            let idle = homing.policy == MemoryPolicy::None
+                && homing.look == 0
+                && homing.observation.wanted.is_none();
+            if idle && all.get(id).is_none() && !vm.is_looked_at(self.policies) {
+                continue;
+            }
+            let seen = all.of(id, vm.found_ns);
+            let mut next = self.chosen(vm, seen, now.now_ns);
             if vm.homing.look > 0 {
-                let (looked, news) = memory.take_in(id, vm);
+                let (looked, news) = seen.take_in(repatriator, id, vm);
                 if news {
-                    steps.extend(self.decide(now, id, vm, &mut memory.repatriator));
+                    steps.extend(self.decide(now, id, vm, repatriator));
                 }
                 if looked {
                     next = self.period(vm, vm.homing.looked_ns);
                 }
                 let rested = |at_ns: u64| at_ns.max(vm.homing.rests_until_ns(settings));
-                let ended = memory.move_ended(id, vm) && vm.homing.policy != MemoryPolicy::None;
+                let ended = seen.move_ended(repatriator, id, vm) && vm.homing.policy != MemoryPolicy::None;
                 // Where it is now is looked at as soon as that may cost something again, and soon while more is to come.
                 let again = ended.then(|| (rested(now.now_ns), Reason::Moved)).or_else(|| {
-                    let in_round = looked && memory.repatriator.in_round(id);
+                    let in_round = looked && repatriator.in_round(id);
                     let wait_ns = settings.observe_ns.min(ROUND_NS);
                     in_round.then(|| (rested(now.now_ns.saturating_add(wait_ns)), Reason::Period))
                 });
@@ -116,7 +124,7 @@ impl Propose for Homing<'_> {
                 }
                 steps.extend(first.map(look));
             }
-            memory.seen.of(id, vm.found_ns).next = next;
+            seen.next = next;
         }
         steps
     }

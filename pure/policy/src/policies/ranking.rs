@@ -34,10 +34,11 @@ impl Propose for Ranking<'_> {
             true => world.iter().map(|(id, _)| id).chain(now.gone()).collect(),
             false => now.ids().filter(|id| ranked.contains_key(id)).collect(),
         };
-        let loaded = std::mem::replace(&mut memory.loads, world.scheduler_loads) != world.scheduler_loads;
-        let again = |(id, _)| Step::now(id, Action::PlaceAgain(Reason::Loaded));
-        let mut steps: Vec<_> = world.iter().filter(|_| loaded).map(again).collect();
-        let mut ranks = Vec::new();
+        let (mut steps, mut ranks) = (Vec::new(), Vec::new());
+        if std::mem::replace(&mut memory.loads, world.scheduler_loads) != world.scheduler_loads {
+            let again = |(id, _)| Step::now(id, Action::PlaceAgain(Reason::Loaded));
+            steps.extend(world.iter().map(again));
+        }
         for id in ids {
             let vm = world.get(id).and_then(|managed| managed.vm.as_ref());
             // Where a policy has ended, ranks stay while masks are given back, until the next period at the latest.

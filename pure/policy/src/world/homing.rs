@@ -198,7 +198,7 @@ impl World {
             vm.scheduling.memory.task.wanted.take_if(|order| order.is_home());
             vm.homing.since_ns = now_ns;
         }
-        self.touched.insert(id);
+        self.touched.push(id);
         Some(before)
     }
 

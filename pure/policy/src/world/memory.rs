@@ -103,7 +103,7 @@ impl World {
         (memory.count, memory.bytes) = (memory.count + 1, memory.bytes.saturating_add(last.moved.bytes));
         memory.task.last = Some(last.clone());
         // The policy that wanted it finds it as the last one.
-        self.touched.insert(task.vm);
+        self.touched.push(task.vm);
         if matches!(last.order.why, MemoryReason::Rehome(_)) {
             self.rehome_moved(task.vm, &last.order, last.moved.problem.clone());
         }

@@ -36,7 +36,7 @@ use crate::{
     Action, Observation, Plan, Reason, Step, VmPlacement, migration::Migration, scheduling::Policy,
     sizing::Resize,
 };
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use vnuma_model::{
     Abilities, ApicId, GuestNodeId, HostNodeId, HostTopology, RunState, VcpuLocation, VcpuState, VmCandidate,
     VmDescription, VmHandle,
@@ -412,13 +412,16 @@ pub struct ManagedVm {
     pub process: Option<ProcessState>,
     /// The VM, once its vCPUs are known. It stays known while the link is down.
     pub vm: Option<Vm>,
+    /// Its deadline in the world's index.
+    indexed_ns: Option<u64>,
 }
 
 impl ManagedVm {
     /// A VM of which only what the backend has listed is known.
     pub fn new(candidate: VmCandidate, now_ns: u64) -> Self {
         let VmCandidate { handle, name: fallback_name, instance, abilities } = candidate;
-        Self { handle, fallback_name, instance, abilities, link: Link::new(now_ns), process: None, vm: None }
+        let link = Link::new(now_ns);
+        Self { handle, fallback_name, instance, abilities, link, process: None, vm: None, indexed_ns: None }
     }
 
     /// The name by which an operator calls it.
@@ -470,9 +473,8 @@ pub struct World {
     vms: BTreeMap<VmId, ManagedVm>,
     /// Deadlines by time, one for each VM that has any.
     deadlines: BTreeSet<(u64, VmId)>,
-    indexed: HashMap<VmId, u64>,
     /// Changed since [`commit`](Self::commit).
-    touched: BTreeSet<VmId>,
+    touched: Vec<VmId>,
     /// Steps that operators, or what is under way, want, and that are in no plan yet.
     wanted: Vec<Step>,
     /// What VMs have left that are gone since the last decision.
@@ -497,13 +499,13 @@ impl World {
 
     /// A VM to change. The next decision considers it.
     pub fn get_mut(&mut self, id: VmId) -> Option<&mut ManagedVm> {
-        self.touched.insert(id);
+        self.touched.push(id);
         self.vms.get_mut(&id)
     }
 
     /// The host and a VM to change together.
     pub fn vm_mut(&mut self, id: VmId) -> Option<(&HostTopology, &mut Vm)> {
-        self.touched.insert(id);
+        self.touched.push(id);
         Some((&self.host, self.vms.get_mut(&id)?.vm.as_mut()?))
     }
 
@@ -519,22 +521,24 @@ impl World {
         match vm.locate(&self.host, apic_id, location) {
             Located::AsBefore => None,
             Located::Anew(change) => {
-                self.touched.insert(id);
+                self.touched.push(id);
                 change
             }
         }
     }
 
-    /// Adds a VM.
+    /// Adds a VM, in place of another one if there is one.
     pub fn insert(&mut self, id: VmId, vm: ManagedVm) {
-        self.touched.insert(id);
+        self.remove(id);
         self.vms.insert(id, vm);
     }
 
     /// Forgets a VM.
     pub fn remove(&mut self, id: VmId) -> Option<ManagedVm> {
-        self.touched.insert(id);
-        self.vms.remove(&id)
+        self.touched.push(id);
+        let vm = self.vms.remove(&id)?;
+        vm.indexed_ns.map(|before_ns| self.deadlines.remove(&(before_ns, id)));
+        Some(vm)
     }
 
     /// Forgets what a VM consists of. `ended`: its process has ended.
@@ -572,7 +576,7 @@ impl World {
         for (id, managed) in &mut self.vms {
             if let Some(vm) = &mut managed.vm {
                 vm.placement.host_changed(&self.host, now_ns);
-                self.touched.insert(*id);
+                self.touched.push(*id);
             }
         }
     }
@@ -601,7 +605,7 @@ impl World {
             if let Some(vm) = self.vms.get_mut(id).and_then(|managed| managed.vm.as_mut())
                 && vm.waits_until_ns.take().is_some()
             {
-                self.touched.insert(*id);
+                self.touched.push(*id);
             }
         }
         for step in &plan.waits {
@@ -646,13 +650,12 @@ impl World {
     /// Updates the deadlines of all VMs that changed or whose deadline has passed.
     fn refresh(&mut self, now_ns: u64) {
         for id in self.due(now_ns) {
-            let deadline_ns = self.vms.get(&id).and_then(|managed| managed.deadline_ns());
-            if let Some(before_ns) = self.indexed.remove(&id) {
-                self.deadlines.remove(&(before_ns, id));
-            }
-            if let Some(deadline_ns) = deadline_ns {
-                self.deadlines.insert((deadline_ns, id));
-                self.indexed.insert(id, deadline_ns);
+            let Some(managed) = self.vms.get_mut(&id) else { continue };
+            let deadline_ns = managed.deadline_ns();
+            let before_ns = std::mem::replace(&mut managed.indexed_ns, deadline_ns);
+            if before_ns != deadline_ns {
+                before_ns.map(|before_ns| self.deadlines.remove(&(before_ns, id)));
+                self.deadlines.extend(deadline_ns.map(|deadline_ns| (deadline_ns, id)));
             }
         }
     }

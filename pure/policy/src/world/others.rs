@@ -74,7 +74,7 @@ impl World {
     pub(super) fn others_look(&mut self, id: VmId) {
         if let Some(vm) = self.vms.get_mut(&id).and_then(|managed| managed.vm.as_mut()) {
             vm.scheduling.others.follow.wanted = Some(());
-            self.touched.insert(id);
+            self.touched.push(id);
         }
     }
 
@@ -88,7 +88,7 @@ impl World {
             others.resyncs = others.resyncs.saturating_add(1);
             if others.resyncs >= LOOK {
                 others.follow.wanted = Some(());
-                self.touched.insert(id);
+                self.touched.push(id);
             }
         }
     }
