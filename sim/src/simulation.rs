@@ -8,7 +8,7 @@ use crate::{
     world::{Serial, Slot, World},
 };
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::BTreeMap,
     fmt::{Debug, Write as _},
     sync::{Arc, Mutex, PoisonError},
 };
@@ -374,13 +374,15 @@ impl Simulation {
     /// An event and everything that follows from it at once.
     pub(crate) fn step(&mut self, event: Event) {
         let about = self.checker.vm_of(&event);
-        let mut events = VecDeque::from([event]);
-        while let Some(event) = events.pop_front() {
-            self.events += 1;
-            self.trace("event", || format!("{event:?}"));
-            self.checker.event(self.now_ns, &event);
-            let event = self.saboteur.event(event);
-            let commands = self.daemon.core.step(self.now_ns, event);
+        let mut events = vec![event];
+        while !events.is_empty() {
+            for event in &events {
+                self.events += 1;
+                self.trace("event", || format!("{event:?}"));
+                self.checker.event(self.now_ns, event);
+            }
+            let events_of_step: Vec<_> = events.drain(..).map(|event| self.saboteur.event(event)).collect();
+            let commands = self.daemon.core.step(self.now_ns, events_of_step);
             for todo in self.saboteur.commands(commands) {
                 self.commands += 1;
                 self.trace("command", || format!("{:?}", todo.command));

@@ -108,7 +108,7 @@ impl Run {
     fn step(&mut self, event: Event) {
         self.now_ns += 1000;
         let mut more = Vec::new();
-        for command in self.core.step(self.now_ns, event) {
+        for command in self.core.step(self.now_ns, [event]) {
             self.lines.push(format!("{command:?}"));
             match command {
                 Command::Connect(_, connection, _) => self.last = connection,

@@ -131,7 +131,7 @@ impl Run {
     fn step(&mut self, event: Event) {
         self.now_ns += 1000;
         let mut more = Vec::new();
-        for command in self.core.step(self.now_ns, event) {
+        for command in self.core.step(self.now_ns, [event]) {
             match command {
                 Command::Connect(vm, connection, _) => self.vm = (vm, connection),
                 Command::RestoreMasks(task, _) => more.push(Event::MasksRestored(task, Ok(0))),

@@ -178,7 +178,7 @@ impl Run {
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
             self.now_ns += 1000;
-            for command in self.core.step(self.now_ns, event) {
+            for command in self.core.step(self.now_ns, [event]) {
                 match command {
                     Command::Connect(vm, connection, _) => (self.vm, self.connection) = (vm, connection),
                     Command::Disconnect(_) => self.done.push("disconnect".into()),

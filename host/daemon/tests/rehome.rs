@@ -164,7 +164,7 @@ impl Run {
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
             self.now_ns += 1000;
-            for command in self.core.step(self.now_ns, event) {
+            for command in self.core.step(self.now_ns, [event]) {
                 match command {
                     Command::Connect(vm, connection, _) => self.vm = (vm, connection),
                     Command::RestoreMasks(task, _) => events.push_back(Event::MasksRestored(task, Ok(0))),

@@ -133,7 +133,7 @@ impl Run {
     fn step(&mut self, event: Event) {
         self.now_ns += 1000;
         let mut more = Vec::new();
-        for command in self.core.step(self.now_ns, event) {
+        for command in self.core.step(self.now_ns, [event]) {
             match command {
                 Command::Connect(vm, connection, _) => self.connections.push((vm, connection)),
                 Command::Publish(task, generation, _) => {
@@ -555,7 +555,7 @@ fn masks_of_a_vm_that_has_left_are_given_back_while_it_is_watched_and_connected(
     run.set_policy(1, Policy::Vprobe);
     run.period(0, 1);
     let left = Event::Hypervisor(run.connections[0].1, Report::Left);
-    let commands = run.core.step(run.now_ns + 1, left);
+    let commands = run.core.step(run.now_ns + 1, [left]);
     let at = |is: fn(&Command) -> bool| commands.iter().position(is);
     let restored = at(|command| matches!(command, Command::RestoreMasks(..)));
     assert!(restored.is_some());

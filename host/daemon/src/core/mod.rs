@@ -116,9 +116,10 @@ impl Core {
 
     /// The body of the loop: takes in an event, decides, and returns commands in the order in which they are to be
     /// carried out.
-    pub fn step(&mut self, now_ns: u64, event: Event) -> Vec<Command> {
+    pub fn step(&mut self, now_ns: u64, events: impl IntoIterator<Item = Event>) -> Vec<Command> {
         self.now_ns = now_ns;
-        self.observe(event);
+        events.into_iter().for_each(|event| self.observe(event));
+        self.call_due();
         let plan = decide(&self.world, &self.policies, &mut self.memories, now_ns);
         self.count(&plan.considered);
         self.world.note_waits(&plan, now_ns);
@@ -183,7 +184,6 @@ impl Core {
             Event::Resync => self.resync(),
             Event::Woken => {}
         }
-        self.call_due();
     }
 
     /// Answers a request at the end of the step, with what is known then.

@@ -79,7 +79,7 @@ use readings::{Order::Count, Targets, Wanted};
 use rests::Rests;
 use scanner::Scanner;
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::HashMap,
     io,
     os::fd::OwnedFd,
     sync::{Arc, Weak},
@@ -271,10 +271,10 @@ impl Shell {
             }
             if self.resync_at <= Instant::now() {
                 self.resync_at = Instant::now() + self.config.resync_interval;
-                self.step(Event::Resync);
+                self.step([Event::Resync]);
             }
             if self.core.next_deadline_ns().is_some_and(|deadline_ns| deadline_ns <= monotonic_ns()) {
-                self.step(Event::Woken);
+                self.step([Event::Woken]);
             }
             let now = Instant::now();
             outcome = self.supervisor.look(now);
@@ -317,7 +317,8 @@ impl Shell {
             if !rung.is_empty() {
                 self.rests.took_doorbells(now);
             }
-            rung.into_iter().for_each(|vm| self.doorbell(vm));
+            let events: Vec<_> = rung.into_iter().flat_map(|vm| self.doorbell(vm)).flatten().collect();
+            self.step(events);
         }
     }
 
@@ -330,11 +331,8 @@ impl Shell {
             // Polling has taken over.
             None => self.kernel = None,
         }
-        for event in events {
-            if let Some(event) = self.locator.take(&event) {
-                self.step(event);
-            }
-        }
+        let events: Vec<_> = events.iter().filter_map(|event| self.locator.take(event)).collect();
+        self.step(events);
     }
 
     fn wake_at(&self) -> Instant {
@@ -346,13 +344,12 @@ impl Shell {
         due.into_iter().chain(turn).fold(latest, Instant::min)
     }
 
-    /// Handles an event and every outcome that is known at once.
-    fn step(&mut self, event: Event) {
-        let mut events = VecDeque::from([event]);
-        while let Some(event) = events.pop_front() {
-            for command in self.core.step(monotonic_ns(), event) {
-                events.extend(self.carry_out(command));
-            }
+    /// Handles events together, and then every outcome that is known at once.
+    fn step(&mut self, events: impl IntoIterator<Item = Event>) {
+        let mut events: Vec<_> = events.into_iter().collect();
+        while !events.is_empty() {
+            let commands = self.core.step(monotonic_ns(), events.drain(..));
+            events.extend(commands.into_iter().filter_map(|command| self.carry_out(command)));
         }
     }
 
@@ -362,21 +359,21 @@ impl Shell {
             Message::Event(Event::HostChanged(host)) => {
                 self.locator.order(locator::Order::Host(host.clone()));
                 self.readings.order(readings::Order::Host(host.clone()));
-                self.step(Event::HostChanged(host));
+                self.step([Event::HostChanged(host)]);
             }
             Message::Event(Event::Switched(switch)) => {
                 self.by_scheduler = switch.to == Mechanism::Scheduler;
-                self.step(Event::Switched(switch));
+                self.step([Event::Switched(switch)]);
             }
             Message::Event(event @ Event::Sampled(_)) => {
-                self.step(event);
+                self.step([event]);
                 self.observation_streams.give(|| self.core.observation());
             }
-            Message::Event(event) => self.step(event),
+            Message::Event(event) => self.step([event]),
             Message::Worker(connection, report) => self.reported(connection, report),
             Message::Pinned(pid, tids, event) => {
                 tids.into_iter().for_each(|tid| self.affinities.order(Order::Forget { pid, tid }));
-                self.step(event);
+                self.step([event]);
             }
             Message::Unpinned(task, pid, pidfd, pins) => {
                 let vcpus = self.threads_of_vcpus(task.vm);
@@ -399,7 +396,7 @@ impl Shell {
             }
             R::Silent { problem, pid, pidfd, observed } => {
                 self.keep_process(vm, pid, pidfd);
-                self.step(Event::Hypervisor(connection, Report::Silent(problem, pid)));
+                self.step([Event::Hypervisor(connection, Report::Silent(problem, pid))]);
                 let Some(observed) = observed else { return };
                 Report::Observed(pid, observed.vcpus, observed.certain)
             }
@@ -412,7 +409,7 @@ impl Shell {
             }
             R::Plain(report) => report,
         };
-        self.step(Event::Hypervisor(connection, report));
+        self.step([Event::Hypervisor(connection, report)]);
         // The core may have dropped this channel in that step.
         let served = |vm: &VmId| {
             let known = self.core.world().get(*vm).and_then(|managed| managed.vm.as_ref());
@@ -447,20 +444,19 @@ impl Shell {
     }
 
     /// A guest has changed its area of the channel.
-    fn doorbell(&mut self, vm: VmId) {
-        let Some(channel) = self.channels.get_mut(&vm) else { return };
+    /// What a guest says that has rung.
+    fn doorbell(&mut self, vm: VmId) -> [Option<Event>; 2] {
+        let Some(channel) = self.channels.get_mut(&vm) else { return [None, None] };
         let acknowledged = channel.take_acknowledgement();
         let status = channel.guest_status().driver;
         // Nearly always it says the same as before, and the core would take a step to find that out.
         let known = self.core.world().get(vm).and_then(|managed| managed.vm.as_ref());
-        if known.is_none_or(|known| known.stats.driver != status) {
-            self.step(Event::Driver(vm, status));
-        }
-        match acknowledged {
-            Ok(Some(generation)) => self.step(Event::Acknowledged(vm, generation)),
-            Ok(None) => {}
-            Err(error) => warn!(%error, "cannot read acknowledgements"),
-        }
+        let news = known.is_none_or(|known| known.stats.driver != status);
+        let acknowledged = acknowledged.unwrap_or_else(|error| {
+            warn!(%error, "cannot read acknowledgements");
+            None
+        });
+        [news.then_some(Event::Driver(vm, status)), acknowledged.map(|of| Event::Acknowledged(vm, of))]
     }
 
     fn serve(&mut self, request: ApiRequest) {
@@ -479,7 +475,7 @@ impl Shell {
             ApiRequest::Record(reply) => drop(reply.send(self.observation_streams.add())),
             ApiRequest::Act(wanted) => {
                 self.last_request += 1;
-                self.step(Event::Requested(self.last_request, wanted));
+                self.step([Event::Requested(self.last_request, wanted)]);
             }
         }
     }
