@@ -152,6 +152,8 @@ pub enum ResizePhase {
     Done,
     /// The guest has plugged or unplugged a part, and does no more.
     Partly,
+    /// An operator ends it. What the guest has not done is not to be wanted any more.
+    Stopping,
     /// An operator has ended it.
     Stopped,
     /// The hypervisor refused it.
@@ -166,7 +168,7 @@ impl ResizePhase {
             Self::Waiting => "waiting",
             Self::Done => "done",
             Self::Partly => "partly",
-            Self::Stopped => "stopped",
+            Self::Stopping | Self::Stopped => "stopped",
             Self::Failed => "failed",
         }
     }
@@ -241,12 +243,10 @@ impl Resize {
     }
 
     /// Ends it on an operator's request: the guest keeps what it has by now.
-    pub fn stop(&mut self, devices: &[&MemoryDevice]) -> Vec<Request> {
-        if !self.is_active() {
-            return Vec::new();
+    pub fn stop(&mut self) {
+        if self.is_active() {
+            self.phase = ResizePhase::Stopping;
         }
-        self.phase = ResizePhase::Stopped;
-        withdraw(devices)
     }
 
     /// What the hypervisor is to be asked for now. `devices` are those of the guest node as they were described last.
@@ -257,6 +257,10 @@ impl Resize {
             self.phase = if requests.is_empty() { ResizePhase::Waiting } else { ResizePhase::Asked };
             self.last = (plugged, now_ns);
             return requests;
+        }
+        if self.phase == ResizePhase::Stopping {
+            self.phase = ResizePhase::Stopped;
+            return withdraw(devices);
         }
         if self.phase != ResizePhase::Waiting {
             return Vec::new();

@@ -128,7 +128,8 @@ fn a_guest_that_does_it_is_done() {
     a.plugged_bytes = 256 * MIB;
     assert_eq!(resize.next(&[&a], 60 * SECOND_NS), []);
     assert_eq!((resize.phase(), resize.is_active(), &resize.problem), (ResizePhase::Done, false, &None));
-    assert!(resize.stop(&[&a]).is_empty() && resize.phase() == ResizePhase::Done);
+    resize.stop();
+    assert_eq!(resize.phase(), ResizePhase::Done);
 }
 
 #[test]
@@ -145,8 +146,11 @@ fn what_a_guest_does_not_do_is_not_asked_for_any_more() {
     assert_eq!(resize.next(&[&a], 900 * SECOND_NS), [], "once");
 
     let mut stopped = waiting(&device("a", 300, 512));
-    assert_eq!(stopped.stop(&[&a]), [("a".to_owned(), 280 * MIB)]);
-    assert_eq!((stopped.phase().name(), stopped.stop(&[&a])), ("stopped", Vec::new()));
+    stopped.stop();
+    assert_eq!((stopped.phase().name(), stopped.is_active()), ("stopped", false));
+    assert_eq!(stopped.next(&[&a], SECOND_NS), [("a".to_owned(), 280 * MIB)]);
+    stopped.stop();
+    assert_eq!((stopped.phase().name(), stopped.next(&[&a], SECOND_NS)), ("stopped", Vec::new()));
 }
 
 #[test]

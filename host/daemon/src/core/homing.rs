@@ -31,7 +31,7 @@ impl Core {
         let now_ns = self.now_ns;
         let before = self.world.set_memory_policy(id, policy, now_ns);
         if let Some(before) = before.filter(|before| *before != policy) {
-            self.stop_memory(id, |why| matches!(why, MemoryReason::Home(_)));
+            self.world.stop_memory(id, |why| matches!(why, MemoryReason::Home(_)));
             self.log(Level::Info, format!("{name}: its memory policy is {policy}, was {before}"));
         }
         Ok((id, None))

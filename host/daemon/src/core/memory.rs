@@ -3,9 +3,8 @@
 use super::{Core, event::Level, render};
 use vnuma_api as api;
 use vnuma_policy::{
-    Action, Reason,
     memory_move::MemoryReason,
-    world::{LastMemoryMove, MemoryMoved, TaskId, VmId},
+    world::{LastMemoryMove, MemoryMoved, TaskId},
 };
 
 impl Core {
@@ -21,15 +20,6 @@ impl Core {
         if last.moved.bytes > 0 || matches!(last.order.why, MemoryReason::Rehome(_)) {
             // A guest node may have another home by now, which is published when the VM is described.
             self.describe_once(id);
-        }
-    }
-
-    /// Ends the move that is under way if `is_its` holds for its reason.
-    pub(super) fn stop_memory(&mut self, id: VmId, is_its: impl FnOnce(&MemoryReason) -> bool) {
-        let Some(moves) = self.vm(id).map(|vm| &vm.scheduling.memory.task) else { return };
-        let its = moves.begun().filter(|begun| is_its(&begun.order.why)).and_then(|_| moves.id());
-        if let Some(task) = its {
-            self.world.add_step(id, Action::StopMemory(task, Reason::Ended));
         }
     }
 

@@ -58,7 +58,7 @@ impl Core {
             return Err(Refusal::NoRehome { vm: name.to_owned() });
         }
         self.state(id).counts.rehome(&RehomePhase::Stopped);
-        self.stop_memory(id, |_| true);
+        self.world.stop_memory(id, |_| true);
         self.log(Level::Info, format!("{name}: the re-home was stopped; what was moved stays"));
         Ok((id, None))
     }
@@ -85,7 +85,7 @@ impl Core {
         if self.world.stop_rehome(id) {
             self.state(id).counts.rehome(&RehomePhase::Stopped);
         }
-        self.stop_memory(id, |_| true);
+        self.world.stop_memory(id, |_| true);
         self.world.begin_rehome(id, rehome, self.now_ns);
         let RehomeWish { guest_node, node, why, .. } = wish;
         let because = why.map(|why| format!(", as {}", render::why_rehomed(&why))).unwrap_or_default();

@@ -3,7 +3,6 @@
 use super::{Core, event::Level, refusal::Refusal, render, requests::Taken};
 use vnuma_api as api;
 use vnuma_policy::{
-    Action, Reason,
     sizing::{Resize, ResizePhase},
     world::{ManagedVm, ResizeWish, TaskId, Vm, VmId},
 };
@@ -38,15 +37,8 @@ impl Core {
 
     pub(super) fn stop_resize(&mut self, name: &str) -> Taken {
         let id = self.with_guest_nodes(name)?;
-        let active = |vm: &Vm| {
-            vm.homing.sizes.values().filter_map(|of| of.resize.as_ref()).filter(|of| of.is_active()).count()
-        };
-        let stopped = self.vm(id).map_or(0, active);
-        let requests =
-            self.world.stop_resizes(id).ok_or_else(|| Refusal::NoResize { vm: name.to_owned() })?;
-        (0..stopped).for_each(|_| self.state(id).counts.resize(&ResizePhase::Stopped));
-        for (node, (device, bytes)) in requests {
-            self.world.add_step(id, Action::Resize(node, device, bytes, Reason::Sized));
+        if !self.world.stop_resizes(id) {
+            return Err(Refusal::NoResize { vm: name.to_owned() });
         }
         self.log(Level::Info, format!("{name}: its guest nodes keep the sizes that they have by now"));
         Ok((id, None))
@@ -86,7 +78,9 @@ impl Core {
                     resize.by
                 )
             }
-            ResizePhase::Asked | ResizePhase::Waiting => return,
+            ResizePhase::Asked | ResizePhase::Waiting | ResizePhase::Stopping | ResizePhase::Stopped => {
+                return;
+            }
             ResizePhase::Done => format!("{} MiB are plugged", mib(resize.bytes)),
             phase => {
                 let problem = resize.problem.clone().unwrap_or_default();

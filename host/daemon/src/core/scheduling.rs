@@ -88,7 +88,7 @@ impl Core {
         self.recount(id);
         if before != policy {
             self.world.set_policy(id, policy);
-            self.stop_memory(id, |why| matches!(why, MemoryReason::Nearer(_)));
+            self.world.stop_memory(id, |why| matches!(why, MemoryReason::Nearer(_)));
             self.log(Level::Info, format!("{vm}: its policy is {policy}, was {before}"));
             let policy = policy.to_string();
             self.announce(api::Event::Policy { vm, policy, time_ns: self.now_ns });

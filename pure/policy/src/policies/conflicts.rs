@@ -59,9 +59,7 @@ struct Taken {
 /// Makes the plan of what was proposed, in the order of VMs and, of each, in the order in which [`place`] has actions.
 pub(super) fn settle_conflicts(now: Now<'_>, mut proposed: Vec<Step>) -> Plan {
     proposed.sort_by_key(|step| (step.vm, place(&step.action)));
-    // What operators want, and what is under way, contends with no policy.
-    let mut plan = Plan { steps: now.world.wanted().to_vec(), ..Plan::default() };
-    let mut taken = Taken::default();
+    let (mut plan, mut taken) = (Plan::default(), Taken::default());
     for step in proposed {
         let Some(vm) = now.world.get(step.vm).and_then(|managed| managed.vm.as_ref()) else {
             // With a VM that is gone nothing contends.

@@ -11,7 +11,8 @@ impl Propose for Moving {
     type Memory = ();
 
     fn propose(&self, now: &Now<'_>, (): &mut ()) -> Vec<Step> {
-        let moves = now.world.left().iter().filter_map(|left| left.moving);
+        let of = now.vms().filter_map(|(_, _, vm)| vm.scheduling.memory.stop);
+        let moves = now.world.left().iter().filter_map(|left| left.moving).chain(of);
         let stop = |task: TaskId| Step::now(task.vm, Action::StopMemory(task, Reason::Ended));
         let mut steps: Vec<_> = moves.map(stop).collect();
         for (id, _, vm) in now.vms() {

@@ -43,8 +43,9 @@ impl Propose for Sizing<'_> {
         let mut steps = Vec::new();
         for (id, managed, vm) in now.vms() {
             for resize in vm.homing.sizes.values().filter_map(|sizing| sizing.resize.as_ref()) {
-                // What its guest does is seen only while its hypervisor answers.
-                if resize.phase() == ResizePhase::Waiting && managed.responsive().is_none() {
+                // What its guest has done is known only while its hypervisor answers.
+                let depends = matches!(resize.phase(), ResizePhase::Waiting | ResizePhase::Stopping);
+                if depends && managed.responsive().is_none() {
                     continue;
                 }
                 let mut next = resize.clone();

@@ -6,7 +6,7 @@
 //!                  └── another policy ──┴──▶ stopped, with what was moved so far
 //! ```
 
-use super::{Task, TaskId, World};
+use super::{Task, TaskId, VmId, World};
 use crate::memory_move::{MemoryReason, MoveMemory, PAGE};
 
 /// How far a move has got.
@@ -53,6 +53,8 @@ pub struct LastMemoryMove {
 pub struct MemoryMoves {
     /// The move that is wanted or under way, and the last one.
     pub task: Task<MoveMemory, LastMemoryMove, LastMemoryMove>,
+    /// The move that is to end early.
+    pub stop: Option<TaskId>,
     /// Moves that have ended.
     pub count: u64,
     /// Bytes that these have moved.
@@ -85,6 +87,15 @@ impl MemoryMoves {
 }
 
 impl World {
+    /// The move that is under way is to end early, if `is_its` holds for its reason.
+    pub fn stop_memory(&mut self, id: VmId, is_its: impl FnOnce(&MemoryReason) -> bool) {
+        let Some((_, vm)) = self.vm_mut(id) else { return };
+        let memory = &mut vm.scheduling.memory;
+        if memory.task.begun().is_some_and(|begun| is_its(&begun.order.why)) {
+            memory.stop = memory.task.id();
+        }
+    }
+
     /// Notes how far a move is, or that it has ended. Returns the move. `None`: it is not under way.
     pub fn memory_moved(
         &mut self,

@@ -33,8 +33,7 @@ pub use unplug::Unplug;
 pub use vnuma_model::{Accesses, ConnectionId, Counted, DriverStatus, RequestId, StopReason, VmId};
 
 use crate::{
-    Action, Observation, Plan, Reason, Step, VmPlacement, migration::Migration, scheduling::Policy,
-    sizing::Resize,
+    Action, Observation, Plan, Reason, VmPlacement, migration::Migration, scheduling::Policy, sizing::Resize,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use vnuma_model::{
@@ -475,8 +474,6 @@ pub struct World {
     deadlines: BTreeSet<(u64, VmId)>,
     /// Changed since [`commit`](Self::commit).
     touched: Vec<VmId>,
-    /// Steps that operators, or what is under way, want, and that are in no plan yet.
-    wanted: Vec<Step>,
     /// What VMs have left that are gone since the last decision.
     left: Vec<Left>,
     periods: Periods,
@@ -587,20 +584,8 @@ impl World {
         TaskId { vm, number: self.tasks }
     }
 
-    /// Adds a step that an operator, or something that is under way, wants.
-    pub fn add_step(&mut self, vm: VmId, action: Action) {
-        self.wanted.push(Step::now(vm, action));
-    }
-
-    /// The steps that [`Self::add_step`] has added.
-    pub(crate) fn wanted(&self) -> &[Step] {
-        &self.wanted
-    }
-
     /// Notes what a plan wants and cannot begin yet. A step that waits for its time has its VM considered again then.
     pub fn note_waits(&mut self, plan: &Plan, now_ns: u64) {
-        // That is in the plan now.
-        self.wanted.clear();
         for id in &plan.considered {
             if let Some(vm) = self.vms.get_mut(id).and_then(|managed| managed.vm.as_mut())
                 && vm.waits_until_ns.take().is_some()

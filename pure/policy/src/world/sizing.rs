@@ -3,7 +3,7 @@
 use super::{DescriptionSource, TaskId, Vm, VmId, World};
 use crate::{
     memory_move::NodeMemory,
-    sizing::{Request, Resize, ResizePhase, SizeBounds, SizeSettings, SizedBy, most, sums},
+    sizing::{Resize, ResizePhase, SizeBounds, SizeSettings, SizedBy, most, sums},
 };
 use vnuma_model::{GuestNodeId, HostNodeId, MemoryDevice, RunState};
 
@@ -258,19 +258,11 @@ impl World {
         sizing.ended(now_ns);
     }
 
-    /// An operator ends the changes of a VM. What the hypervisor is to be asked for; `None`: there are none.
-    pub fn stop_resizes(&mut self, id: VmId) -> Option<Vec<(GuestNodeId, Request)>> {
-        let (_, vm) = self.vm_mut(id).filter(|(_, vm)| vm.is_resized())?;
-        let mut requests = Vec::new();
-        let nodes: Vec<GuestNodeId> = vm.homing.sizes.keys().copied().collect();
-        for node in nodes {
-            let devices: Vec<MemoryDevice> = vm.devices_of(node).into_iter().cloned().collect();
-            let Some(sizing) = vm.homing.sizes.get_mut(&node) else { continue };
-            let devices: Vec<&MemoryDevice> = devices.iter().collect();
-            let stopped = sizing.resize.as_mut().map(|resize| resize.stop(&devices)).unwrap_or_default();
-            requests.extend(stopped.into_iter().map(|request| (node, request)));
-        }
-        Some(requests)
+    /// An operator ends the changes of a VM. False: there are none.
+    pub fn stop_resizes(&mut self, id: VmId) -> bool {
+        let Some((_, vm)) = self.vm_mut(id).filter(|(_, vm)| vm.is_resized()) else { return false };
+        vm.homing.sizes.values_mut().filter_map(|sizing| sizing.resize.as_mut()).for_each(Resize::stop);
+        true
     }
 
     /// The hypervisor has answered what it was asked of a change. Returns the change if it has failed by that.
