@@ -71,6 +71,14 @@ fn pure_code_names_no_hypervisor_and_no_command() {
     );
 }
 
+/// What is known, and what could follow from it by a setting: the first is kept free of the second.
+#[test]
+fn the_world_names_no_setting_and_no_policy() {
+    let mut found = Vec::new();
+    names_in(&workspace().join("pure/policy/src/world"), &["settings", "policies"], &mut found);
+    assert!(found.is_empty(), "rules are in rules/, and policies in policies/: {found:#?}");
+}
+
 #[test]
 fn comments_and_tests_are_no_code() {
     let text = "a // qemu\nb(\"qemu://x\"); // c\n/// d\n#[cfg(test)]\nmod tests { qemu }\n";

@@ -5,7 +5,7 @@ use vnuma_daemon::core::Refusal;
 use vnuma_hypervisor::VmError;
 use vnuma_policy::{
     memory_move::MemoryPolicy,
-    world::{RehomeObstacle, ResizeObstacle},
+    rules::{RehomeObstacle, ResizeObstacle},
 };
 use vnuma_test_kit::errors::compare;
 use vnumactl::calibrate::{CalibrateError, ENDED};

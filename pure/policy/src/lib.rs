@@ -29,6 +29,7 @@ pub mod rehome;
 pub mod rehome_policy;
 pub mod repatriation;
 pub mod residency;
+pub mod rules;
 pub mod scheduling;
 mod settings;
 mod settle;

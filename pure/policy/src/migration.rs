@@ -37,9 +37,11 @@ pub enum Told {
 }
 
 /// How far a migration is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "kebab-case")]
 pub enum Phase {
     /// The way back is prepared.
+    #[strum(serialize = "detaching")]
     Marking,
     /// The guest is asked to let go of the channel's device.
     Detaching,
@@ -62,16 +64,7 @@ pub enum Phase {
 impl Phase {
     /// For the API.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Marking | Self::Detaching => "detaching",
-            Self::Starting(_) => "starting",
-            Self::Sending(_) => "sending",
-            Self::PostCopy => "post-copy",
-            Self::Returning => "returning",
-            Self::Done => "done",
-            Self::Cancelled => "cancelled",
-            Self::Failed => "failed",
-        }
+        self.into()
     }
 
     /// True if the migration has ended.

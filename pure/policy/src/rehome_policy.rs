@@ -68,7 +68,8 @@ pub struct RehomeWhy {
 }
 
 /// What a guest node waits for whose vCPUs stay elsewhere.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "kebab-case")]
 pub enum Patience {
     /// It rests, as it has got a home not long ago or could not get one: for so much longer, nanoseconds.
     Rests {
@@ -83,6 +84,7 @@ pub enum Patience {
         settle_ns: u64,
     },
     /// Being remote has cost less than twice what the move costs.
+    #[strum(serialize = "cheap")]
     Costs(RehomeWhy),
     /// Nothing: it is decided after the next look.
     Due,

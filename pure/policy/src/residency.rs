@@ -27,9 +27,11 @@ pub struct MemoryArea {
 }
 
 /// What keeps a page where it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, strum::IntoStaticStr)]
+#[strum(serialize_all = "kebab-case")]
 pub enum Keeps {
     /// KSM has merged it with others.
+    #[strum(serialize = "ksm")]
     Merged,
     /// Other processes have it mapped as well.
     Shared,
@@ -40,11 +42,7 @@ pub enum Keeps {
 impl Keeps {
     /// For the API.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Merged => "ksm",
-            Self::Shared => "shared",
-            Self::Pool => "pool",
-        }
+        self.into()
     }
 }
 

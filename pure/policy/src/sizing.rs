@@ -140,9 +140,11 @@ pub enum SizedBy {
 }
 
 /// How far it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "kebab-case")]
 pub enum ResizePhase {
     /// The hypervisor is to be asked.
+    #[strum(serialize = "asked")]
     Wanted,
     /// The hypervisor was asked.
     Asked,
@@ -153,6 +155,7 @@ pub enum ResizePhase {
     /// The guest has plugged or unplugged a part, and does no more.
     Partly,
     /// An operator ends it. What the guest has not done is not to be wanted any more.
+    #[strum(serialize = "stopped")]
     Stopping,
     /// An operator has ended it.
     Stopped,
@@ -163,14 +166,7 @@ pub enum ResizePhase {
 impl ResizePhase {
     /// For the API.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Wanted | Self::Asked => "asked",
-            Self::Waiting => "waiting",
-            Self::Done => "done",
-            Self::Partly => "partly",
-            Self::Stopping | Self::Stopped => "stopped",
-            Self::Failed => "failed",
-        }
+        self.into()
     }
 }
 

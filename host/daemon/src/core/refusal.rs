@@ -6,7 +6,8 @@ use vnuma_hypervisor::VmError;
 use vnuma_observe::SysfsError;
 use vnuma_policy::{
     policies::UNPLUG_LIMIT_NS,
-    world::{RehomeObstacle, ResizeObstacle, Vm},
+    rules::{RehomeObstacle, ResizeObstacle},
+    world::Vm,
 };
 use vnuma_process::ActError;
 

@@ -7,7 +7,8 @@ use crate::{
     rehome::{Efforts, Part, Rehome, RehomeStep},
     rehome_policy::{NodeView, Rehomer},
     residency::{AreaSample, MemoryArea, MemoryObservation},
-    world::{Move, RehomeWish, Vm, VmId, World, moves_of, too_much_kept},
+    rules::too_much_kept,
+    world::{Move, RehomeWish, Vm, VmId, World, moves_of},
 };
 use std::collections::BTreeSet;
 use vnuma_model::{GuestNodeId, HostNodeId};

@@ -7,8 +7,8 @@ use crate::{
     Policies,
     rehome_policy::{NodeView, Patience},
     residency::{AreaSample, Keeps, MemoryObservation},
-    scheduling::Policy,
-    world::{Obstacle, Vm, VmId, World, too_much_kept},
+    rules::{Obstacle, too_much_kept},
+    world::{Vm, VmId, World},
 };
 use std::collections::{BTreeMap, BTreeSet};
 use vnuma_model::{GuestNodeId, HostNodeId, NumaPolicy};
@@ -25,13 +25,15 @@ pub struct Stays {
 }
 
 /// Why memory does not follow its vCPUs. The first that applies is said: what no command can change before what one can.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, strum::IntoStaticStr)]
+#[strum(serialize_all = "kebab-case")]
 pub enum StaysWhy {
     /// They run on several nodes.
     #[error("its vCPUs run on several nodes, and its memory follows only all of them")]
     Spread,
     /// VFIO has pinned it.
     #[error("VFIO has pinned all memory of this VM, as it has a device of the host")]
+    #[strum(serialize = "vfio")]
     Devices,
     /// There is no such huge page.
     #[error("its memory is huge pages of {page_kib} KiB, and the pool of node {node} has no free one")]
@@ -82,6 +84,7 @@ pub enum StaysWhy {
     NoMemory(HostNodeId),
     /// Another policy moves it.
     #[error("`vprobe` moves memory of this VM to its vCPUs (policy.memory_mib_per_s)")]
+    #[strum(serialize = "vprobe")]
     Scheduled,
     /// Most pages are kept elsewhere.
     #[error("{}", kept(*.0))]
@@ -107,25 +110,9 @@ impl StaysWhy {
     /// For the API.
     pub fn name(&self) -> &'static str {
         match self {
-            Self::Spread => "spread",
-            Self::Devices => Obstacle::Devices.name(),
-            Self::Pool { .. } => Obstacle::Pool.name(),
-            Self::Manual { .. } => "manual",
-            Self::Rehome => "rehome",
-            Self::Resize => "resize",
-            Self::Migration => "migration",
-            Self::Unknown(_) => "unknown",
-            Self::NotSeen => "not-seen",
-            Self::Bound { .. } => Obstacle::Bound.name(),
-            Self::Cpuset(_) => Obstacle::Cpuset.name(),
-            Self::NoMemory(_) => Obstacle::NoMemory.name(),
-            Self::Scheduled => Policy::Vprobe.into(),
             Self::Kept(keeps) => keeps.name(),
-            Self::NoRoom { .. } => "no-room",
-            Self::Waits(Patience::Rests { .. }) => "rests",
-            Self::Waits(Patience::Settles { .. }) => "settles",
-            Self::Waits(Patience::Costs(_)) => "cheap",
-            Self::Waits(Patience::Due) => "due",
+            Self::Waits(patience) => patience.into(),
+            why => why.into(),
         }
     }
 }

@@ -9,24 +9,23 @@ use super::sample::{Counts, Sums};
 pub const ALPHA: f64 = 1000.0;
 
 /// How a vCPU uses the last-level cache (equation 3).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, strum::IntoStaticStr)]
 pub enum VcpuType {
     /// LLC-FR, friendly: it hardly uses it.
+    #[strum(serialize = "LLC-FR")]
     Friendly,
     /// LLC-FI, fitting: its data fits, unless others take the room.
+    #[strum(serialize = "LLC-FI")]
     Fitting,
     /// LLC-T, thrashing: it misses a lot, also when alone.
+    #[strum(serialize = "LLC-T")]
     Thrashing,
 }
 
 impl VcpuType {
     /// The paper's name.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Friendly => "LLC-FR",
-            Self::Fitting => "LLC-FI",
-            Self::Thrashing => "LLC-T",
-        }
+        self.into()
     }
 
     /// LLC-T and LLC-FI: the types that the partitioning assigns.

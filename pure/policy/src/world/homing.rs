@@ -2,18 +2,14 @@
 
 use super::{DescriptionSource, NodeSizing, Task, TaskId, Vm, VmId, World};
 use crate::{
-    Policies, Reason, backings,
-    hotness::{HOLDS_NS, Hotness},
-    memory_move::{BASE_KIB, MemoryPolicy},
+    Reason, backings,
+    hotness::Hotness,
+    memory_move::MemoryPolicy,
     rehome::Rehome,
-    repatriation::MemorySettings,
-    residency::{AreaSample, MemoryArea, MemoryObservation},
-    scheduling::Policy,
+    residency::{MemoryArea, MemoryObservation},
 };
 use std::{collections::BTreeMap, sync::Arc};
-use vnuma_model::{BackingMapping, GuestNodeId, HostNodeId, MemoryBacking, NumaPolicy};
-
-const SECOND_NS: u64 = 1_000_000_000;
+use vnuma_model::{BackingMapping, GuestNodeId, MemoryBacking};
 
 /// What is known of where a VM's memory is.
 #[derive(Clone, Debug, Default)]
@@ -47,16 +43,6 @@ impl KnownMemory {
     pub(super) fn new(now_ns: u64) -> Self {
         Self { since_ns: now_ns, ..Self::default() }
     }
-
-    /// Before this time another observation would exceed its share of CPU time. A failed one may cost as much as one that succeeds.
-    pub fn rests_until_ns(&self, settings: &MemorySettings) -> u64 {
-        let rest_ns = match (&self.problem, &self.observed) {
-            (Some(_), _) => SECOND_NS,
-            (None, Some(observed)) => settings.rest_ns(observed.cost_ns),
-            (None, None) => 0,
-        };
-        self.looked_ns.saturating_add(rest_ns)
-    }
 }
 
 /// What is known of how hot a VM's memory is.
@@ -71,49 +57,7 @@ pub struct HotnessWatch {
     /// The watch that is under way.
     pub task: Task,
     /// When the last one ended.
-    watched_ns: u64,
-}
-
-impl HotnessWatch {
-    /// Does the last watch hold? If it failed: is no other one tried?
-    pub(crate) fn holds(&self, settings: &MemorySettings, now_ns: u64) -> bool {
-        let known = self.known.as_ref().filter(|_| self.problem.is_none());
-        let rest_ns = known.map_or(0, |known| settings.rest_ns(known.cost_ns));
-        self.watch > 0 && now_ns < self.watched_ns.saturating_add(rest_ns.max(HOLDS_NS))
-    }
-
-    /// The heat, if the last watch still holds and says something.
-    pub(crate) fn now(&self, settings: &MemorySettings, now_ns: u64) -> Option<&Hotness> {
-        self.known.as_deref().filter(|known| self.holds(settings, now_ns) && known.says_something())
-    }
-}
-
-/// Why memory of a guest node cannot come home, all of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Obstacle {
-    /// VFIO has pinned it, as the VM has a device of the host.
-    Devices,
-    /// It is huge pages of a pool, of which the home has no free one.
-    Pool,
-    /// Its policy (`mbind`) does not name the home.
-    Bound,
-    /// The cpuset of its process excludes the home.
-    Cpuset,
-    /// The home is offline, or has no memory.
-    NoMemory,
-}
-
-impl Obstacle {
-    /// For the API.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Devices => "vfio",
-            Self::Pool => "pool",
-            Self::Bound => "bound",
-            Self::Cpuset => "cpuset",
-            Self::NoMemory => "no-memory",
-        }
-    }
+    pub(crate) watched_ns: u64,
 }
 
 impl Vm {
@@ -144,48 +88,6 @@ impl Vm {
         let node = self.description.guest_nodes.iter().find(|node| node.id == area.guest_node)?;
         backings(node, &self.description.memory_devices)
             .find(|memory| memory.mapping.is_some_and(|mapping| mapping.start == area.start))
-    }
-
-    /// It is looked at regularly, whatever its memory policy.
-    pub fn is_looked_at(&self, policies: &Policies) -> bool {
-        self.is_sized(&policies.sizes) || (policies.rehome.auto && !self.memory_areas().is_empty())
-    }
-
-    /// `vprobe` moves its memory to its vCPUs.
-    pub fn memory_goes_to_vcpus(&self, policies: &Policies) -> bool {
-        policies.settings.memory_bytes_per_s > 0 && self.effective_policy() == Policy::Vprobe
-    }
-
-    /// What keeps all memory of a guest node from its home.
-    pub fn obstacle(
-        &self,
-        sample: &AreaSample,
-        home: HostNodeId,
-        observed: &MemoryObservation,
-    ) -> Option<Obstacle> {
-        let backing = self.backing_of(&sample.area);
-        let excludes = |memory: &MemoryBacking| match memory.policy {
-            NumaPolicy::Bind | NumaPolicy::Preferred => {
-                !memory.host_nodes.is_empty() && !memory.host_nodes.contains(&home)
-            }
-            NumaPolicy::Interleave => true,
-            _ => false,
-        };
-        let there = observed.nodes.iter().any(|(node, total, _)| *node == home && *total > 0);
-        let page_kib = sample.area.page_kib;
-        if !self.description.devices.is_empty() {
-            Some(Obstacle::Devices)
-        } else if backing.is_some_and(excludes) {
-            Some(Obstacle::Bound)
-        } else if !there {
-            Some(Obstacle::NoMemory)
-        } else if !observed.allowed.contains(&home) {
-            Some(Obstacle::Cpuset)
-        } else if page_kib > BASE_KIB && observed.room(home, page_kib).free_kib < page_kib {
-            Some(Obstacle::Pool)
-        } else {
-            None
-        }
     }
 }
 
@@ -234,12 +136,6 @@ impl World {
             Ok(observed) => (homing.observed, homing.problem) = (Some(Arc::new(observed)), None),
             Err(problem) => homing.problem = Some(problem),
         }
-    }
-
-    /// VMs whose memory policies may move. They share the host's rate.
-    pub fn memory_sharers(&self, policies: &Policies) -> usize {
-        let shares = |vm: &Vm| vm.homing.policy != MemoryPolicy::None || vm.memory_goes_to_vcpus(policies);
-        self.vms.values().filter_map(|managed| managed.vm.as_ref()).filter(|vm| shares(vm)).count()
     }
 
     /// A watch has ended.

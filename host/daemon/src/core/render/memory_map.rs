@@ -9,7 +9,7 @@ use vnuma_policy::{
     memory_move::MemoryPolicy,
     residency::{AreaSample, Estimate, MemoryObservation},
     scheduling::Policy,
-    world::{Obstacle, Vm},
+    world::Vm,
 };
 
 /// Where the memory of a VM is. What could not be moved rests until `rests_until_ns`.
@@ -96,7 +96,7 @@ fn guest_node(
         unmovable: home.map_or_else(Vec::new, |home| {
             let scheduled = vm.memory_goes_to_vcpus(policies).then(|| Policy::Vprobe.into());
             let whole =
-                |sample: &AreaSample| vm.obstacle(sample, home, observed).map(Obstacle::name).or(scheduled);
+                |sample: &AreaSample| vm.obstacle(sample, home, observed).map(<&str>::from).or(scheduled);
             unmovable(&samples, home, whole)
         }),
         ..bare
