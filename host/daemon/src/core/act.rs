@@ -49,7 +49,10 @@ impl Core {
             Action::RehomeNode(wish) => self.describe_first(id, Then::Rehome(wish, None)),
             Action::Rehome(rehome, _) => self.take_rehome_on(id, rehome),
             Action::SizeNode(resize) => self.take_resize_on(id, &resize),
-            Action::StopMemory(begun, _) => self.stop_memory(begun),
+            Action::StopMemory(begun, _) => {
+                self.world.vm_mut(id).into_iter().for_each(|(_, vm)| vm.scheduling.memory.stop = None);
+                self.commands.push(Command::StopMemory(begun));
+            }
             Action::Attach(reason) => self.begin_attach(task, reason),
             Action::Recover(why) => self.plug_anew(task, why, Ask::Recover),
             Action::Detach(why @ Reason::CameAlong) => {
@@ -277,12 +280,6 @@ impl Core {
         let (name, pid) = (vm.name().to_owned(), vm.description.pid);
         self.commands.push(Command::MoveMemory(task, pid, order));
         self.tell_memory(name, &begun);
-    }
-
-    fn stop_memory(&mut self, begun: TaskId) {
-        let vm = self.world.vm_mut(begun.vm);
-        vm.into_iter().for_each(|(_, vm)| vm.scheduling.memory.stop = None);
-        self.commands.push(Command::StopMemory(begun));
     }
 
     /// The guest is asked for its channel's device.

@@ -27,7 +27,8 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
-use tracing::{info, warn};
+use tracing::warn;
+use vnuma_model::Capability;
 use vnuma_observe::page_moves::PageMoves;
 use vnuma_policy::{
     memory_move::MoveMemory,
@@ -92,7 +93,7 @@ impl Task {
             Order::Move { task, pid, pidfd, order } => {
                 let from =
                     self.places.get(&task.vm).filter(|(known, _)| *known == pid).map_or(0, |(_, at)| *at);
-                let timer = self.timer.get_or_init(prepare).clone();
+                let timer = self.timer.get_or_init(|| prepare(&self.inbox)).clone();
                 let job = Process::new(pid, pidfd, self.root.clone(), timer)
                     .and_then(|process| Job::new((task, pid), process, order, from));
                 match job {
@@ -148,17 +149,14 @@ impl Task {
 }
 
 /// What this thread needs for its first job.
-fn prepare() -> Option<Arc<PageMoves>> {
+fn prepare(inbox: &Inbox) -> Option<Arc<PageMoves>> {
     if let Err(error) = prefer_this_thread() {
         warn!(%error, "vCPUs may wait longer for memory that moves: the thread that moves it is not preferred");
     }
-    match PageMoves::of_this_thread() {
-        Ok(timer) => Some(Arc::new(timer)),
-        Err(why) => {
-            info!("how long memory is held while it moves is not known, at most as long as each call: {why}");
-            None
-        }
-    }
+    let timer = PageMoves::of_this_thread();
+    let by = Capability::either(Capability::PAGE_HOLDS, ["bpf", "calls"], timer.as_ref().err());
+    inbox.capabilities.publish(by);
+    timer.ok().map(Arc::new)
 }
 
 fn pause_after(worked: Duration) -> Duration {
@@ -299,6 +297,10 @@ mod tests {
             }
         }
         assert_eq!(ended, [(1, true), (2, false)]);
+        let by = inbox.capabilities.of(Capability::PAGE_HOLDS);
+        assert!(
+            by.in_use == "bpf" && by.passed_over.is_empty() || by.in_use == "calls" && by.why().is_some()
+        );
     }
 
     #[test]
