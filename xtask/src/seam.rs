@@ -1,5 +1,5 @@
 //! Pure crates and the daemon's core know what hypervisors can do. They know neither which there are, nor by which commands they are
-//! asked. Pure crates do not know what operators call either.
+//! asked. Pure crates do not know what operators call either, and the world, which is what is known, no rule.
 
 use crate::steps::workspace;
 use std::{fs, path::Path};
@@ -19,13 +19,16 @@ const ASKED: [&str; 8] = [
     "inmigrate",
     "finish-migrate",
 ];
-/// Whose code is pure, and what it does not name.
-const PURE: [(&str, &[&str]); 5] = [
+/// Rules that follow from settings, and policies: what is known is free of them.
+const RULES: [&str; 2] = ["settings", "policies"];
+/// Folders of pure code, and what they do not name.
+const PURE: [(&str, &[&str]); 6] = [
     ("pure", &NAMES),
     ("pure", &COMMANDS),
     ("pure", &ASKED),
     ("host/daemon/src/core", &NAMES),
     ("host/daemon/src/core", &ASKED),
+    ("pure/policy/src/world", &RULES),
 ];
 /// A placement is printed as arguments of QEMU and as XML of libvirt: these texts are what it is for.
 const PRINTS: &str = "pure/placement/src/print";
@@ -62,21 +65,13 @@ fn names_in(folder: &Path, names: &[&str], found: &mut Vec<String>) {
 }
 
 #[test]
-fn pure_code_names_no_hypervisor_and_no_command() {
+fn pure_code_names_no_hypervisor_no_command_and_the_world_no_rule() {
     let mut found = Vec::new();
     PURE.iter().for_each(|(folder, names)| names_in(&workspace().join(folder), names, &mut found));
     assert!(
         found.is_empty(),
-        "what a hypervisor can do is in its abilities, and what operators call is said by the core: {found:#?}"
+        "abilities say what a hypervisor can do, the core what operators call, rules/ what settings allow: {found:#?}"
     );
-}
-
-/// What is known, and what could follow from it by a setting: the first is kept free of the second.
-#[test]
-fn the_world_names_no_setting_and_no_policy() {
-    let mut found = Vec::new();
-    names_in(&workspace().join("pure/policy/src/world"), &["settings", "policies"], &mut found);
-    assert!(found.is_empty(), "rules are in rules/, and policies in policies/: {found:#?}");
 }
 
 #[test]

@@ -28,6 +28,11 @@ impl Backoff {
         pause
     }
 
+    /// The pause after so many failures, at least 1.
+    pub fn pause_after(self, failures: u32) -> u64 {
+        self.next.saturating_mul(1 << failures.saturating_sub(1).min(63)).min(self.longest)
+    }
+
     /// The same as [`Self::pause`], of pauses in nanoseconds.
     pub fn duration(&mut self) -> Duration {
         Duration::from_nanos(self.pause())
@@ -84,6 +89,8 @@ mod tests {
         let mut backoff = Backoff::new(1, 10);
         let pauses: Vec<u64> = (0..6).map(|_| backoff.pause()).collect();
         assert_eq!(pauses, [1, 2, 4, 8, 10, 10]);
+        assert_eq!([1, 2, 3, 4, 5, 6].map(|failures| Backoff::new(1, 10).pause_after(failures)), *pauses);
+        assert_eq!(Backoff::new(3, u64::MAX).pause_after(u32::MAX), u64::MAX);
         let mut known = backoff.up_to(3);
         assert_eq!([known.pause(), known.pause()], [10, 3], "the next one was promised");
         let mut never = Backoff::new(u64::MAX - 1, u64::MAX);

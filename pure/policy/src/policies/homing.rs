@@ -86,10 +86,8 @@ impl Propose for Homing<'_> {
         for (id, _, vm) in now.vms() {
             // Nothing is known of most VMs, and nothing is wanted.
             let homing = &vm.homing;
-            let idle = homing.policy == MemoryPolicy::None
-                && homing.look == 0
-                && homing.observation.wanted.is_none();
-            if idle && all.get(id).is_none() && !vm.is_looked_at(self.policies) {
+            let unknown = (homing.policy, homing.look) == (MemoryPolicy::None, 0) && all.get(id).is_none();
+            if unknown && homing.observation.wanted.is_none() && !vm.is_looked_at(self.policies) {
                 continue;
             }
             let seen = all.of(id, vm.found_ns);

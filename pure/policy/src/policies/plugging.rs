@@ -11,13 +11,13 @@ use crate::{
     Action, Reason, Step,
     world::{ChannelState, ConnectionId, Unplug},
 };
+use vnuma_model::Backoff;
 
 /// Between two attempts to attach a VM over one connection.
 const PAUSE_NS: u64 = SECOND_NS;
 
 /// Pause between the first request for a device and the second one, and the longest pause. QEMU may refuse to ask sooner.
-const FIRST_PAUSE_NS: u64 = 6 * SECOND_NS;
-const LAST_PAUSE_NS: u64 = 30 * SECOND_NS;
+const PAUSES: Backoff = Backoff::new(6 * SECOND_NS, 30 * SECOND_NS);
 
 /// How long a guest is asked in all. A boot takes less.
 pub const UNPLUG_LIMIT_NS: u64 = 600 * SECOND_NS;
@@ -77,8 +77,7 @@ impl Propose for Plugging {
 
 /// The next step for a device that the guest has kept, and when it is due. `answers`: the hypervisor can be asked.
 fn ask_again(unplug: &Unplug, answers: bool, now_ns: u64) -> Option<(u64, Action)> {
-    let pause_ns = FIRST_PAUSE_NS << unplug.ignored.saturating_sub(1).min(8);
-    let ask_ns = unplug.kept_ns.saturating_add(pause_ns.min(LAST_PAUSE_NS));
+    let ask_ns = unplug.kept_ns.saturating_add(PAUSES.pause_after(unplug.ignored));
     let until_ns = unplug.since_ns.saturating_add(UNPLUG_LIMIT_NS);
     let next = match answers && ask_ns.max(now_ns) < until_ns {
         true => (ask_ns, Action::Detach(Reason::Kept)),
@@ -142,9 +141,9 @@ mod tests {
             silences_ns in prop::collection::vec(0..100 * SECOND_NS, 1..8),
         ) {
             let (asked, given_up) = asked(&took_ns, &silences_ns);
-            let soon = |pair: &[u64]| pair[1] - pair[0] < FIRST_PAUSE_NS;
+            let soon = |pair: &[u64]| pair[1] - pair[0] < PAUSES.pause_after(1);
             prop_assert!(!asked.windows(2).any(soon), "{asked:?}");
-            prop_assert!(asked.len() as u64 <= UNPLUG_LIMIT_NS / FIRST_PAUSE_NS);
+            prop_assert!(asked.len() as u64 <= UNPLUG_LIMIT_NS / PAUSES.pause_after(1));
             prop_assert!(asked.iter().all(|asked_ns| *asked_ns < UNPLUG_LIMIT_NS));
             prop_assert!(given_up.is_some_and(|given_up_ns| given_up_ns >= UNPLUG_LIMIT_NS), "{given_up:?}");
         }
