@@ -293,6 +293,19 @@ fn a_change_whose_connection_is_lost_goes_on() {
 }
 
 #[test]
+fn a_change_that_is_stopped_without_a_connection_is_withdrawn_over_the_next_one() {
+    let mut run = by_hand();
+    run.obeys = false;
+    run.resize(1536).expect("begun");
+    run.step(Event::Hypervisor(run.vm.1, Report::Lost(VmError::Disconnected { vm: "a".into() })));
+    run.ask(|to| Request::StopResize("a".into(), to)).expect("stopped");
+    run.pass(20);
+    assert_eq!((run.shown().0, &run.asked[..]), ("stopped".into(), &[512][..]));
+    run.step(Event::Hypervisor(run.vm.1, Report::Up(run.description.clone(), false)));
+    assert_eq!((run.shown().0, &run.asked[..]), ("stopped".into(), &[512, 0][..]));
+}
+
+#[test]
 fn what_was_promised_to_a_guest_node_is_not_given_away() {
     let mut run = by_hand();
     run.free_kib = 2 * GIB_KIB;
