@@ -6,6 +6,8 @@ use vnuma_policy::{rehome::RehomePhase, sizing::ResizePhase};
 /// Sums of a VM. Each outcome is there from the start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VmCounts {
+    /// Times that a vCPU came to another node of the host.
+    pub node_changes: u64,
     /// vCPUs that were moved, by why. Those that a policy moved are counted by its steps.
     pub moves: BTreeMap<&'static str, u64>,
     /// Guest nodes that were to get another home.
@@ -27,6 +29,7 @@ impl Default for VmCounts {
         use ResizePhase::{Done, Failed, Partly, Stopped};
         let rehomes = [RehomePhase::Done, RehomePhase::Stopped, RehomePhase::Failed];
         Self {
+            node_changes: 0,
             moves: none_of([BY_OPERATOR, FOR_REHOME]),
             rehomes: none_of(rehomes.map(|phase| phase.name())),
             resizes: none_of([Done, Partly, Stopped, Failed].map(|phase| phase.name())),

@@ -119,6 +119,7 @@ impl Core {
         if let Some((from, to)) = self.world.locate(id, vcpu, location) {
             let time_ns = location.map_or(0, |location| location.time_ns);
             let vm = self.vm(id).map(|vm| vm.name().to_owned()).unwrap_or_default();
+            self.state(id).counts.node_changes += 1;
             self.announce(api::Event::Changed { vm, vcpu, from, to, time_ns });
         }
     }

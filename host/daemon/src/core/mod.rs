@@ -121,7 +121,7 @@ impl Core {
         events.into_iter().for_each(|event| self.observe(event));
         self.call_due();
         let plan = decide(&self.world, &self.policies, &mut self.memories, now_ns);
-        self.count(&plan.considered);
+        self.count();
         self.world.note_waits(&plan, now_ns);
         self.act(plan.steps);
         self.world.commit(now_ns);

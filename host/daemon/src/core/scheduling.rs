@@ -303,25 +303,22 @@ impl Core {
 
     /// The threads of a VM may have changed: they are counted anew.
     pub(super) fn recount(&mut self, id: VmId) {
-        if let Some(state) = self.states.of.get_mut(&id) {
-            state.recount = true;
-            // The next decision considers it.
-            self.world.get_mut(id);
+        if self.states.of.contains_key(&id) {
+            self.states.recount.push(id);
         }
     }
 
-    /// Counts the threads of all VMs while any VM needs it, as all of them take CPU time and caches. Of those that a decision has
-    /// considered, threads may have changed.
-    pub(super) fn count(&mut self, considered: &[VmId]) {
-        let mut changed = Vec::new();
-        for &id in considered {
-            let Some(state) = self.states.of.get_mut(&id).filter(|state| state.recount) else { continue };
+    /// Counts the threads of all VMs while any VM needs it, as all of them take CPU time and caches.
+    pub(super) fn count(&mut self) {
+        let mut changed = std::mem::take(&mut self.states.recount);
+        changed.sort_unstable();
+        changed.dedup();
+        for &id in &changed {
+            let Some(state) = self.states.of.get_mut(&id) else { continue };
             let vm = self.world.get(id).and_then(|managed| managed.vm.as_ref());
             let wants = vm.is_some_and(|vm| vm.scheduling.wants_readings());
             let before = std::mem::replace(&mut state.wants_readings, wants);
             self.states.want_readings = self.states.want_readings + usize::from(wants) - usize::from(before);
-            state.recount = false;
-            changed.push(id);
         }
         let counted = self.states.want_readings > 0;
         if std::mem::replace(&mut self.states.counted, counted) != counted {

@@ -8,8 +8,6 @@ use vnuma_policy::world::VmId;
 /// State of a VM. It is made when the VM is found, and dropped whole when the VM goes.
 #[derive(Default)]
 pub(super) struct VmState {
-    /// Its threads may have changed since the last order to count them.
-    pub recount: bool,
     /// It needs threads to be counted: it has a policy, or masks of one.
     pub wants_readings: bool,
     /// Threads that are watched.
@@ -30,6 +28,8 @@ pub(super) struct VmState {
 #[derive(Default)]
 pub(super) struct VmStates {
     pub of: HashMap<VmId, VmState>,
+    /// Those whose threads may have changed since the last order to count them.
+    pub recount: Vec<VmId>,
     /// How many of them need threads to be counted.
     pub want_readings: usize,
     /// Threads are counted.

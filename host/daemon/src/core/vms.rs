@@ -237,7 +237,8 @@ impl Core {
         if let Some(managed) = self.world.get_mut(id) {
             managed.vm = Some(vm);
         }
-        self.state(id).recount = true;
+        self.state(id);
+        self.recount(id);
         self.world.set_memory_policy(id, memory_policy, self.now_ns);
         if announce_end || !was_known {
             let how = if source == DescriptionSource::Hypervisor { "" } else { "; it does not answer" };

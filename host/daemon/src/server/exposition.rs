@@ -259,7 +259,7 @@ impl Snapshot {
         let values: [Metric<VmTotals>; 5] = [
             ("attaches", "Times that a VM got a topology channel", |of| of.attaches),
             ("detaches", "Times that a VM lost its topology channel", |of| of.detaches),
-            ("vcpu_node_changes", "Times that a vCPU came to another host node", |of| of.node_changes),
+            ("vcpu_node_changes", "Times that a vCPU came to another host node", |of| of.counts.node_changes),
             ("replugs", "vCPUs that were replugged to another guest node", |of| of.replugs),
             ("memory_moves", "Moves of a VM's memory that have ended", |of| of.memory_moves),
         ];
@@ -388,7 +388,7 @@ mod tests {
         let scheduling = of(json!({"vm": "a", "policy": "vprobe", "vcpus": [share(0.25), share(0.75)]}));
         let steps = [(("vprobe".to_owned(), "its memory is there".to_owned()), 2)].into();
         let totals = VmTotals {
-            node_changes: 9,
+            counts: crate::core::counts::VmCounts { node_changes: 9, ..Default::default() },
             replugs: 1,
             steps,
             memory_moves: 1,

@@ -26,8 +26,6 @@ pub(crate) struct Totals {
 /// Sums of a VM.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct VmTotals {
-    /// Times that a vCPU came to another node of the host.
-    pub(crate) node_changes: u64,
     /// vCPUs that were replugged.
     pub(crate) replugs: u64,
     /// Steps of policies, by policy and cause. There are a dozen causes.
@@ -82,7 +80,6 @@ impl Totals {
         let vms = &mut self.vms;
         match event {
             Event::Gone { vm, .. } => drop(vms.remove(vm)),
-            Event::Changed { vm, .. } => of(vms, vm).node_changes += 1,
             Event::Replugged { vm, .. } => of(vms, vm).replugs += 1,
             Event::Confined { vm, step, .. } => {
                 *of(vms, vm).steps.entry((step.policy.clone(), step.cause.clone())).or_default() += 1;
@@ -99,6 +96,7 @@ impl Totals {
             Event::Attached { vm, .. } => of(vms, vm).attaches += 1,
             Event::Detached { vm, .. } => of(vms, vm).detaches += 1,
             Event::Appeared { .. }
+            | Event::Changed { .. }
             | Event::Memory { .. }
             | Event::Policy { .. }
             | Event::Published { .. } => {}
@@ -115,8 +113,8 @@ mod tests {
     use super::*;
     use vnuma_api::{Generation, MemoryStep, PolicyStep};
 
-    fn changed(vm: &str) -> Event {
-        Event::Changed { vm: vm.into(), vcpu: 0, from: 0, to: 1, time_ns: 1 }
+    fn replugged(vm: &str) -> Event {
+        Event::Replugged { vm: vm.into(), vcpu: 0, new_vcpu: 1, guest_node: 1, time_ns: 1 }
     }
 
     fn confined(cause: &str) -> Event {
@@ -132,14 +130,15 @@ mod tests {
     #[test]
     fn events_are_summed_by_vm_and_forgotten_with_it() {
         let mut totals = Totals::default();
-        let events = [changed("a"), changed("b"), changed("a"), confined("x"), confined("y"), confined("x")];
+        let events =
+            [replugged("a"), replugged("b"), replugged("a"), confined("x"), confined("y"), confined("x")];
         events.iter().chain(&[memory(false), memory(true)]).for_each(|event| totals.add(event));
         let vm = || "a".to_owned();
         totals.add(&Event::Attached { vm: vm(), time_ns: 1 });
         totals.add(&Event::Detached { vm: vm(), time_ns: 1 });
         totals.add(&Event::Attached { vm: vm(), time_ns: 1 });
         let a = &totals.vms["a"];
-        assert_eq!((a.node_changes, a.memory_moves, a.memory_bytes), (2, 1, 4096));
+        assert_eq!((a.replugs, a.memory_moves, a.memory_bytes), (2, 1, 4096));
         assert_eq!((a.attaches, a.detaches), (2, 1));
         assert_eq!(a.steps.values().copied().collect::<Vec<_>>(), [2, 1]);
         totals.add(&Event::Gone { vm: "a".into(), time_ns: 2 });
