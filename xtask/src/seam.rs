@@ -1,5 +1,5 @@
 //! Pure crates and the daemon's core know what hypervisors can do. They know neither which there are, nor by which commands they are
-//! asked. Pure crates do not know what operators call either, and the world, which is what is known, no rule.
+//! asked. Pure crates do not know what operators call either. The world, which is what is known, knows no rule.
 
 use crate::steps::workspace;
 use std::{fs, path::Path};

@@ -306,6 +306,17 @@ fn a_change_that_is_stopped_without_a_connection_is_withdrawn_over_the_next_one(
 }
 
 #[test]
+fn a_change_that_is_stopped_before_qemu_has_answered_is_withdrawn() {
+    let mut run = by_hand();
+    (run.unanswered, run.obeys) = (true, false);
+    run.resize(1536).expect("begun");
+    // What the VM was described with knows nothing of the request.
+    run.description.memory_devices[0].requested_bytes = 0;
+    run.ask(|to| Request::StopResize("a".into(), to)).expect("stopped");
+    assert_eq!((run.shown().0, &run.asked[..]), ("stopped".into(), &[512, 0][..]));
+}
+
+#[test]
 fn what_was_promised_to_a_guest_node_is_not_given_away() {
     let mut run = by_hand();
     run.free_kib = 2 * GIB_KIB;

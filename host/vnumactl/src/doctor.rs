@@ -136,7 +136,7 @@ const BY_BPF: &str = "run vnumad as root, with observe.location = \"auto\", on L
                       CONFIG_KALLSYMS_ALL";
 
 /// Capabilities as they are shown: which ways are good enough, what the last resort costs, and what would help.
-const CAPABILITIES: [(&str, &[&str], [&str; 2], &str); 10] = [
+const CAPABILITIES: [(&str, &[&str], [&str; 2], &str); 11] = [
     (
         Capability::LOCATIONS,
         &["bpf"],
@@ -154,6 +154,7 @@ const CAPABILITIES: [(&str, &[&str], [&str; 2], &str); 10] = [
         ],
         "a PMU whose events tell local memory from remote memory",
     ),
+    (Capability::PAGE_HOLDS, &["bpf"], ["calls", "holds of pages that move are timed too long: "], BY_BPF),
     (Capability::READINGS, &["bpf"], ["files", "each period of the policies costs more CPU time: "], BY_BPF),
     (
         Capability::IDLE_TIMES,

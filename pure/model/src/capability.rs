@@ -61,7 +61,7 @@ impl Capability {
     pub const PROCESSES: &str = "processes";
     /// What watches how hot memory is: `damon`. From the first watch on.
     pub const HOTNESS: &str = "hotness";
-    /// How it is timed how long pages are held while they move: `bpf`, `calls`, which say more. From the first move on.
+    /// What times how long pages are held while they move: `bpf`; `calls`, which take longer than that. From the first move on.
     pub const PAGE_HOLDS: &str = "page-holds";
 
     /// `name` is done in this way, and not in these.

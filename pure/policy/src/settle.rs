@@ -235,7 +235,7 @@ impl Settler {
                 self.note_end(*vcpu, &pending, now_ns);
             }
         }
-        // As long as it is not carried out, this is not what the VM counts, and all is compared again.
+        // Until the VM counts this publication too, the two differ, and the next look compares everything.
         self.seen.1 += 1;
         self.deferred = false;
         while self.published_ns.len() >= policy.cap() {

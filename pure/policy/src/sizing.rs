@@ -2,8 +2,9 @@
 //!
 //! ```text
 //!   wanted ──QEMU was asked──▶ asked ──all of it was answered──▶ waiting ──the guest has it──▶ done
-//!     │                          │                                  ├─── it does no more ───▶ partly: what it has is asked for
-//!     └──── QEMU refuses ────────┴──▶ failed                        └─── an operator ───────▶ stopped: the same
+//!     │                          │                                  └─── it does no more ───▶ partly: what it has is asked for
+//!     ├──── QEMU refuses ────────┴──▶ failed
+//!     └──── an operator ends any of these ──▶ stopping ──QEMU answers──▶ stopped: what it has is asked for
 //! ```
 //!
 //! The hypervisor has what was asked for (`requested-size`) and what the guest has. Nothing else is remembered: wherever a vnumad
@@ -256,7 +257,11 @@ impl Resize {
         }
         if self.phase == ResizePhase::Stopping {
             self.phase = ResizePhase::Stopped;
-            return withdraw(devices);
+            // Of what was asked last the description may know nothing yet.
+            return devices
+                .iter()
+                .filter_map(|device| Some((device.id.clone()?, device.plugged_bytes)))
+                .collect();
         }
         if self.phase != ResizePhase::Waiting {
             return Vec::new();

@@ -77,7 +77,7 @@ pub struct VmPlacement {
     first: bool,
     /// Something besides nodes of vCPUs (distances, the vCPUs that there are) is not published yet, since this time.
     pub(crate) news: Option<(u64, PublishReason)>,
-    /// Changes of what [`Self::told`] says, at least 1, and publications.
+    /// How often what [`Self::told`] says may have changed, at least 1, and how often it was published.
     pub(crate) changes: (u64, u64),
 }
 

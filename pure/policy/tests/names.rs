@@ -3,7 +3,7 @@
 use vnuma_policy::{
     migration::{Phase, Told},
     policies::StaysWhy,
-    rehome_policy::Patience,
+    rehome_policy::{Patience, RehomeWhy},
     residency::Keeps,
     rules::Obstacle,
     scheduling::analyzer::VcpuType,
@@ -36,7 +36,24 @@ fn words_of_the_api_stay() {
         (StaysWhy::Kept(Keeps::Merged), "ksm"),
         (StaysWhy::Waits(Patience::Rests { for_ns: 1 }), "rests"),
         (StaysWhy::Waits(Patience::Settles { stayed_ns: 1, settle_ns: 2 }), "settles"),
+        (
+            StaysWhy::Waits(Patience::Costs(RehomeWhy {
+                stayed_ns: 1,
+                lost_ns: 1,
+                price_ns: 1,
+                assumed: false,
+            })),
+            "cheap",
+        ),
         (StaysWhy::Waits(Patience::Due), "due"),
+        (StaysWhy::Spread, "spread"),
+        (StaysWhy::Manual { guest_node: 0, node: 1 }, "manual"),
+        (StaysWhy::Rehome, "rehome"),
+        (StaysWhy::Resize, "resize"),
+        (StaysWhy::Migration, "migration"),
+        (StaysWhy::Unknown(String::new()), "unknown"),
+        (StaysWhy::Bound { policy: "bind".into(), nodes: vec![0] }, "bound"),
+        (StaysWhy::Cpuset(0), "cpuset"),
     ];
     stays.into_iter().for_each(|(why, word)| assert_eq!(why.name(), word));
 }

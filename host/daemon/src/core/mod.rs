@@ -114,8 +114,8 @@ impl Core {
         self
     }
 
-    /// The body of the loop: takes in an event, decides, and returns commands in the order in which they are to be
-    /// carried out.
+    /// The body of the loop: takes in events that come together, decides once, and returns commands in the order in which they are
+    /// to be carried out.
     pub fn step(&mut self, now_ns: u64, events: impl IntoIterator<Item = Event>) -> Vec<Command> {
         self.now_ns = now_ns;
         events.into_iter().for_each(|event| self.observe(event));

@@ -238,7 +238,7 @@ impl Core {
             managed.vm = Some(vm);
         }
         self.state(id);
-        self.recount(id);
+        self.states.recount.push(id);
         self.world.set_memory_policy(id, memory_policy, self.now_ns);
         if announce_end || !was_known {
             let how = if source == DescriptionSource::Hypervisor { "" } else { "; it does not answer" };

@@ -165,6 +165,20 @@ impl Reader {
     }
 }
 
+/// Events in the order in which they came, together as long as no thread has two: where a vCPU that moves to and fro was in between
+/// counts as well, and is decided about.
+pub(super) fn split(events: &[LocationEvent]) -> impl Iterator<Item = &[LocationEvent]> {
+    let mut threads = HashSet::new();
+    events.chunk_by(move |before, next| {
+        threads.insert(before.tid);
+        let together = !threads.contains(&next.tid);
+        if !together {
+            threads.clear();
+        }
+        together
+    })
+}
+
 pub(super) enum Order {
     /// Begins to watch a thread of a process, and reports its location.
     Watch(i32, i32),
@@ -389,6 +403,16 @@ mod tests {
     fn host() -> HostTopology {
         let node = HostNode { id: 0, cpus: (0..8192 as CpuId).collect(), ..HostNode::default() };
         HostTopology { nodes: vec![node], ..HostTopology::default() }
+    }
+
+    #[test]
+    fn events_are_together_until_one_is_of_a_thread_that_has_one() {
+        let event = |tid| LocationEvent { tid, cpu: 0, kind: LocationKind::Migrated, time_ns: 1 };
+        let events = [1, 2, 1, 1, 3, 2, 4, 3].map(event);
+        let of = |events: &[LocationEvent]| events.iter().map(|event| event.tid).collect::<Vec<_>>();
+        let parts: Vec<_> = split(&events).map(of).collect();
+        assert_eq!(parts, [vec![1, 2], vec![1], vec![1, 3, 2, 4], vec![3]]);
+        assert_eq!(split(&[]).count(), 0);
     }
 
     /// Long enough for what is to come on a machine that is busy, and for what is not to come.

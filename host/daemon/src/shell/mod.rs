@@ -331,8 +331,10 @@ impl Shell {
             // Polling has taken over.
             None => self.kernel = None,
         }
-        let events: Vec<_> = events.iter().filter_map(|event| self.locator.take(event)).collect();
-        self.step(events);
+        for events in locator::split(&events) {
+            let events: Vec<_> = events.iter().filter_map(|event| self.locator.take(event)).collect();
+            self.step(events);
+        }
     }
 
     fn wake_at(&self) -> Instant {
@@ -443,8 +445,7 @@ impl Shell {
         next
     }
 
-    /// A guest has changed its area of the channel.
-    /// What a guest says that has rung.
+    /// What a guest says that has changed its area of the channel.
     fn doorbell(&mut self, vm: VmId) -> [Option<Event>; 2] {
         let Some(channel) = self.channels.get_mut(&vm) else { return [None, None] };
         let acknowledged = channel.take_acknowledgement();

@@ -143,6 +143,12 @@ fn what_is_in_use_is_named_with_why_it_is_not_better() {
             &[("damon", "it is in use")],
             &["damon: it is in use", "CONFIG_DAMON_SYSFS"],
         ),
+        (
+            Capability::PAGE_HOLDS,
+            "calls",
+            &[("bpf", "no BTF")],
+            &["holds of pages that move are timed too long: bpf: no BTF", "CONFIG_DEBUG_INFO_BTF"],
+        ),
         (Capability::COUNTERS, "local-remote", &[("per-node", "no events")], &[]),
         (
             Capability::COUNTERS,

@@ -1,4 +1,4 @@
-//! Moves of vCPUs, and of memory, that an operator or a re-home has asked for, and the end of those of VMs that are gone.
+//! Moves of vCPUs, and of memory, that an operator or a re-home has asked for, and the end of those that are to stop or whose VM is gone.
 
 use super::{Now, Propose};
 use crate::{Action, Reason, Step, task::TaskId};

@@ -526,7 +526,7 @@ impl World {
     /// Adds a VM, in place of another one if there is one.
     pub fn insert(&mut self, id: VmId, vm: ManagedVm) {
         self.remove(id);
-        self.vms.insert(id, vm);
+        self.vms.insert(id, ManagedVm { indexed_ns: None, ..vm });
     }
 
     /// Forgets a VM.
