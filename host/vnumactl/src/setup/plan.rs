@@ -380,14 +380,24 @@ mod tests {
         assert!(plan.actions.is_empty());
     }
 
+    /// A check, how bad it is, a host of which that is so, and the commands that help.
+    type Lack = (&'static str, Level, Facts, Vec<&'static str>);
+
     /// If a host lacks something, only the check for that is worse. The check then says why, and what to do.
+    fn are_found(lacks: Vec<Lack>) {
+        for (name, level, facts, expected) in lacks {
+            let plan = plan(&facts, &Wishes::default());
+            let worse: Vec<_> = plan.checks.iter().filter(|check| check.level != Level::Best).collect();
+            let [check] = worse[..] else { panic!("{name}: {worse:?}") };
+            assert_eq!((check.check, check.level), (name, level), "{facts:?}");
+            assert!(check.why.is_some() && check.remedy.is_some());
+            assert_eq!(commands(&facts, &Wishes::default()), expected, "{facts:?}");
+        }
+    }
+
     #[test]
-    fn each_lack_is_found() {
-        let unit = |loaded: &str, enabled: &str, active: &str| {
-            Some(Unit { loaded: loaded.into(), enabled: enabled.into(), active: active.into() })
-        };
-        let enable = "systemctl enable --now vnumad.service";
-        let lacks: Vec<(&str, Level, Facts, Vec<&str>)> = vec![
+    fn what_the_kernel_lacks_is_found() {
+        are_found(vec![
             ("kvm", Level::Missing, Facts { kvm: false, ..ready() }, vec!["modprobe kvm_amd"]),
             (
                 "kvm",
@@ -415,6 +425,12 @@ mod tests {
                 Facts { sockets: false, ..ready() },
                 vec!["install -d -m 755 /run/vnuma/qmp"],
             ),
+        ]);
+    }
+
+    #[test]
+    fn what_libvirt_and_apparmor_lack_is_found() {
+        are_found(vec![
             ("libvirt", Level::Reduced, Facts { libvirt: Some(false), ..ready() }, vec![]),
             (
                 "libvirt",
@@ -464,6 +480,16 @@ mod tests {
                 },
                 vec!["apparmor_parser --replace /etc/apparmor.d/libvirt/libvirt-a"],
             ),
+        ]);
+    }
+
+    #[test]
+    fn what_the_service_lacks_is_found() {
+        let unit = |loaded: &str, enabled: &str, active: &str| {
+            Some(Unit { loaded: loaded.into(), enabled: enabled.into(), active: active.into() })
+        };
+        let enable = "systemctl enable --now vnumad.service";
+        are_found(vec![
             ("service", Level::Reduced, Facts { systemd: false, unit: None, ..ready() }, vec![]),
             ("service", Level::Reduced, Facts { unit: None, ..ready() }, vec![]),
             ("service", Level::Missing, Facts { unit: unit("not-found", "", "inactive"), ..ready() }, vec![]),
@@ -491,15 +517,7 @@ mod tests {
                 Facts { unit: unit("loaded", "disabled", "active"), ..ready() },
                 vec![enable],
             ),
-        ];
-        for (name, level, facts, expected) in lacks {
-            let plan = plan(&facts, &Wishes::default());
-            let worse: Vec<_> = plan.checks.iter().filter(|check| check.level != Level::Best).collect();
-            let [check] = worse[..] else { panic!("{name}: {worse:?}") };
-            assert_eq!((check.check, check.level), (name, level), "{facts:?}");
-            assert!(check.why.is_some() && check.remedy.is_some());
-            assert_eq!(commands(&facts, &Wishes::default()), expected, "{facts:?}");
-        }
+        ]);
     }
 
     #[test]
