@@ -1,15 +1,17 @@
 //! SLIT distances between nodes.
 
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 
 /// Distance of a node to itself (ACPI 6.5, section 5.2.17).
 pub const LOCAL_DISTANCE: u8 = 10;
 
-/// A square matrix of distances, row = from, column = to, by position (not by node number).
+/// A square matrix of distances, row = from, column = to, by position (not by node number). Each publication has a copy, which
+/// shares the rows.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Vec<Vec<u8>>", into = "Vec<Vec<u8>>")]
 pub struct DistanceMatrix {
-    rows: Vec<Vec<u8>>,
+    rows: Arc<[Vec<u8>]>,
 }
 
 /// Why rows are no distance matrix.
@@ -49,7 +51,7 @@ impl DistanceMatrix {
                 return Err(DistanceError::TooSmall { row, column, value: values[column] });
             }
         }
-        Ok(Self { rows })
+        Ok(Self { rows: rows.into() })
     }
     /// Number of nodes.
     pub fn len(&self) -> usize {
@@ -78,7 +80,7 @@ impl TryFrom<Vec<Vec<u8>>> for DistanceMatrix {
 
 impl From<DistanceMatrix> for Vec<Vec<u8>> {
     fn from(matrix: DistanceMatrix) -> Self {
-        matrix.rows
+        matrix.rows.to_vec()
     }
 }
 
