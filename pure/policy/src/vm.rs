@@ -48,6 +48,8 @@ pub struct Publication {
     pub devices: Vec<(PciAddress, GuestNodeId)>,
     /// Oldest change of the host in it.
     pub changed_ns: u64,
+    /// Why it goes out.
+    pub why: PublishReason,
 }
 
 #[derive(Clone, Debug)]
@@ -255,7 +257,13 @@ impl VmPlacement {
     }
 
     /// What is to be published under `generation`, with these new nodes of vCPUs. It counts as published from now on.
-    pub fn publish(&mut self, batch: &Batch, generation: u64, now_ns: u64) -> Publication {
+    pub fn publish(
+        &mut self,
+        batch: &Batch,
+        why: PublishReason,
+        generation: u64,
+        now_ns: u64,
+    ) -> Publication {
         (self.first, self.news) = (false, None);
         self.changes.1 += 1;
         for (id, node) in &batch.vcpus {
@@ -270,6 +278,7 @@ impl VmPlacement {
             vcpus: self.vcpus.iter().map(|(&apic_id, vcpu)| (apic_id, vcpu.published)).collect(),
             devices: self.devices.publish(update),
             changed_ns: batch.changed_ns,
+            why,
         }
     }
 

@@ -79,8 +79,8 @@ impl std::ops::DerefMut for Published {
 
 /// What is published at `ms`, if something is due.
 fn publish(of: &mut Published, generation: u64, ms: u64) -> Option<Publication> {
-    let (due_ns, batch, _) = of.settler.next(&POLICY, &of.vm, ms * MS)?;
-    (due_ns <= ms * MS).then(|| of.vm.publish(&batch, generation, ms * MS))
+    let (due_ns, batch, why) = of.settler.next(&POLICY, &of.vm, ms * MS)?;
+    (due_ns <= ms * MS).then(|| of.vm.publish(&batch, why, generation, ms * MS))
 }
 
 /// Attaches, and takes the first publication.

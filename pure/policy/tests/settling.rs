@@ -89,12 +89,12 @@ impl Run {
 
     /// Lets time pass, waking up exactly when the placement asks for it.
     fn advance(&mut self, to_ns: u64) {
-        while let Some((due_ns, batch, _)) = self.settler.next(&self.policy, &self.vm, self.now_ns)
+        while let Some((due_ns, batch, why)) = self.settler.next(&self.policy, &self.vm, self.now_ns)
             && due_ns <= to_ns
         {
             if due_ns <= self.now_ns {
                 let generation = self.publications.len() as u64 + 1;
-                self.publications.push((self.now_ns, self.vm.publish(&batch, generation, self.now_ns)));
+                self.publications.push((self.now_ns, self.vm.publish(&batch, why, generation, self.now_ns)));
             }
             self.now_ns = self.now_ns.max(due_ns);
         }

@@ -72,11 +72,10 @@ impl Core {
         let known = self.world.vm_mut(task.vm).filter(|(_, vm)| vm.channel.generation().is_some());
         let Some((_, vm)) = known else { return };
         vm.publication.begin(task, ());
-        let publication = vm.placement.publish(batch, generation, now_ns);
+        let publication = vm.placement.publish(batch, reason, generation, now_ns);
         (vm.stats.published, vm.stats.publications) = (Some(generation), vm.stats.publications + 1);
         let (name, changed_ns) = (vm.name().to_owned(), publication.changed_ns);
         self.commands.push(Command::Publish(task, generation, publication));
-        self.log(Level::Debug, format!("{name}: generation {generation:016x} is published: {reason:?}"));
         let generation = api::Generation(generation);
         self.announce(api::Event::Published { vm: name, generation, time_ns: now_ns, changed_ns });
     }

@@ -137,6 +137,14 @@ impl Core {
         commands
     }
 
+    /// Takes commands that were carried out back, for their memory: to allocate it anew was 2 % of a vCPU's move.
+    pub fn reuse(&mut self, mut commands: Vec<Command>) {
+        commands.clear();
+        if self.commands.is_empty() {
+            self.commands = commands;
+        }
+    }
+
     /// When [`Event::Woken`] is due, if nothing else happens.
     pub fn next_deadline_ns(&self) -> Option<u64> {
         self.world.next_deadline_ns()

@@ -350,8 +350,9 @@ impl Shell {
     fn step(&mut self, events: impl IntoIterator<Item = Event>) {
         let mut events: Vec<_> = events.into_iter().collect();
         while !events.is_empty() {
-            let commands = self.core.step(monotonic_ns(), events.drain(..));
-            events.extend(commands.into_iter().filter_map(|command| self.carry_out(command)));
+            let mut commands = self.core.step(monotonic_ns(), events.drain(..));
+            events.extend(commands.drain(..).filter_map(|command| self.carry_out(command)));
+            self.core.reuse(commands);
         }
     }
 
@@ -652,18 +653,18 @@ impl Shell {
             let known = self.core.world().get(vm);
             known.map(|managed| managed.name().to_owned()).unwrap_or_default()
         };
-        let Publication { distances, vcpus, devices, .. } = publication;
+        let Publication { distances, vcpus, devices, why, .. } = publication;
         let content = content(distances, vcpus.into_iter(), devices.into_iter());
         let content = content.map_err(|source| Refusal::Content { vm: name(), source })?;
-        let vm_name = name();
         let Some(channel) = self.channels.get_mut(&vm) else {
-            return Err(Refusal::NotAttached { vm: vm_name });
+            return Err(Refusal::NotAttached { vm: name() });
         };
         if channel.next_generation() != generation {
             let source = io::Error::other("the channel is at another generation");
-            return Err(Refusal::System { vm: vm_name, source });
+            return Err(Refusal::System { vm: name(), source });
         }
-        channel.publish(&content).map_err(|source| Refusal::Channel { vm: vm_name, source })?;
+        channel.publish(&content).map_err(|source| Refusal::Channel { vm: name(), source })?;
+        debug!("{}: generation {generation:016x} is published: {why:?}", name());
         Ok(channel.next_generation())
     }
 }
