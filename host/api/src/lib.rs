@@ -79,7 +79,7 @@ pub use vm::{
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
-pub use vnuma_model::{Capability, HostTopology, PassedOver, PciLink, VcpuState};
+pub use vnuma_model::{Capability, HostTopology, Limited, PassedOver, PciLink, VcpuState};
 
 /// vnumad's socket by default.
 pub const DEFAULT_SOCKET: &str = "/run/vnuma/vnumad.sock";
@@ -223,4 +223,7 @@ pub struct Daemon {
     /// Threads of vnumad that have worked for long without any progress. None, if all is well.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub silent_threads: Vec<String>,
+    /// Who had to wait since vnumad started, as more work was wanted for them than is done for one party.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub limited: Vec<Limited>,
 }

@@ -23,6 +23,7 @@
 pub mod apparmor;
 mod class;
 pub mod damon;
+mod ledger;
 pub mod main_loop;
 mod pages;
 mod priority;
@@ -42,6 +43,7 @@ use std::{
 use vnuma_model::CpuSet;
 
 pub use class::{Class, change_class, read_class};
+pub use ledger::Ledger;
 pub use pages::{PAGES_AT_ONCE, PageState, find_pages, move_pages};
 pub use priority::prefer_this_thread;
 pub use procfs::{ProcError, read_allowed, thread_exists};

@@ -7,8 +7,8 @@ use crate::{
 };
 use serde::Serialize;
 use vnuma_api::{
-    Capability, ChannelState, Daemon, DriverMode, HostTopology, Hypervisor, LibvirtConnection, PlaceSetting,
-    Vm,
+    Capability, ChannelState, Daemon, DriverMode, HostTopology, Hypervisor, LibvirtConnection, Limited,
+    PlaceSetting, Vm,
 };
 
 /// How good a capability is.
@@ -86,6 +86,7 @@ pub fn examine_with(
     }
     checks.extend(daemon.libvirt.iter().map(libvirt));
     checks.extend(silent_threads(daemon));
+    checks.extend(daemon.limited.iter().map(limited));
     for vm in vms {
         let mut of_vm = vec![connection(vm)];
         of_vm.extend(vm.run_state.as_deref().map(|state| guest(vm, state)));
@@ -115,6 +116,14 @@ fn silent_threads(daemon: &Daemon) -> Option<Check> {
             "see vnumad's log for since when; if it lasts, restart vnumad: VMs keep what was published";
         Check::lower(Level::Missing, "threads", "silent", format!("no progress: {names}"), remedy)
     })
+}
+
+/// A party for which more work is wanted than is done for one.
+fn limited(of: &Limited) -> Check {
+    let why = format!("{} had to wait {} times: {}", of.party, of.times, of.work);
+    let remedy =
+        "see what it does; vnumad does no more than this for one party, and serves the others as before";
+    Check::lower(Level::Reduced, "limited", "waits", why, remedy)
 }
 
 fn nodes(host: &HostTopology) -> Check {

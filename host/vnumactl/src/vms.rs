@@ -2,8 +2,8 @@
 
 use crate::table::{Table, or_dash, plain, size};
 use vnuma_api::{
-    Capability, Daemon, GuestNode, LibvirtConnection, PlaceSetting, Publication, Replugged, Vcpu, VcpuState,
-    Vm, VmDevice,
+    Capability, Daemon, GuestNode, LibvirtConnection, Limited, PlaceSetting, Publication, Replugged, Vcpu,
+    VcpuState, Vm, VmDevice,
 };
 
 /// One line a VM.
@@ -241,6 +241,14 @@ pub fn daemon(daemon: &Daemon) -> String {
     for LibvirtConnection { uri, problem } in &daemon.libvirt {
         let problem = problem.as_ref().map_or_else(|| "connected".to_owned(), |problem| plain(problem));
         text += &format!("libvirt at {}: {problem}\n", plain(uri));
+    }
+    for Limited { work, party, times, last_ns } in &daemon.limited {
+        let last_s = *last_ns as f64 / 1e9;
+        text += &format!(
+            "{}: {} limited {times} times, last {last_s:.0} s after the boot\n",
+            plain(party),
+            plain(work)
+        );
     }
     text + &format!("watchers: {}, dropped as too slow: {}\n", daemon.watchers, daemon.watchers_dropped)
 }

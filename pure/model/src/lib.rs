@@ -23,6 +23,7 @@
 #![forbid(unsafe_code)]
 
 mod backoff;
+mod budget;
 mod candidate;
 mod capability;
 mod cpu_set;
@@ -35,6 +36,7 @@ mod vm;
 mod words;
 
 pub use backoff::{Backoff, Rest};
+pub use budget::{Budget, Budgets, Limited, Party, Rate, Work};
 pub use candidate::{Abilities, Destinations, VmCandidate, VmHandle};
 pub use capability::{Capability, PassedOver};
 pub use cpu_set::{CpuSet, CpuSetError};

@@ -135,6 +135,16 @@ impl Snapshot {
         ] {
             registry.register(name, help, gauges([(Labels::new(), value)]));
         }
+        let limited = self
+            .daemon
+            .limited
+            .iter()
+            .map(|of| (vec![("work", of.work.clone()), ("party", of.party.clone())], of.times));
+        registry.register(
+            "limited",
+            "How often a party had to wait for work that it caused",
+            counts(limited),
+        );
         for (name, help, value) in [
             (
                 "location_events_lost",
@@ -383,6 +393,7 @@ mod tests {
             "version": "1", "pid": 1, "location_source": "bpf", "why_not_bpf": null, "affinity_events": true,
             "capabilities": [{"name": "locations", "in_use": "poll", "passed_over": [{"way": "bpf", "why": "no BTF"}], "since_ns": 1}],
             "location_events_lost": 1, "replug_after_s": null, "watchers": 2, "watchers_dropped": 3,
+            "limited": [{"work": "descriptions", "party": "vm a", "times": 5, "last_ns": 6}],
         }));
         let share = |remote_share| json!({"vcpu": 0, "moves": 0, "remote_share": remote_share});
         let scheduling = of(json!({"vm": "a", "policy": "vprobe", "vcpus": [share(0.25), share(0.75)]}));
@@ -414,6 +425,7 @@ mod tests {
             "vnuma_vcpus{vm=\"a\",state=\"stale\"} 1",
             "vnuma_vcpus{vm=\"a\",state=\"true\"} 0",
             "vnuma_passed_over{capability=\"locations\",in_use=\"poll\"} 1",
+            "vnuma_limited_total{work=\"descriptions\",party=\"vm a\"} 5",
             "vnuma_devices{vm=\"a\",state=\"unknown\"} 1",
             "vnuma_guest_node_displaced_bytes{vm=\"a\",guest_node=\"3\"} 1024",
             "vnuma_publications_total{vm=\"a\"} 7",

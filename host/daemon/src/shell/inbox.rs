@@ -23,6 +23,7 @@ use std::{
 use tokio::sync::{mpsc, oneshot};
 use vnuma_api as api;
 use vnuma_policy::world::{ConnectionId, TaskId};
+use vnuma_process::Ledger;
 
 /// Capacity of the message queue. When it is full, a sender waits or counts its message as lost.
 const CAPACITY: usize = 4096;
@@ -97,13 +98,15 @@ pub(crate) struct Inbox {
     taken: Condvar,
     /// What sources say of themselves, which the core does not need.
     pub(super) capabilities: Capabilities,
+    /// What is done for each party that causes work.
+    pub(crate) ledger: Ledger,
 }
 
 impl Inbox {
     pub(crate) fn new() -> io::Result<Self> {
         let arrived = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
         let (taken, capabilities) = (Condvar::new(), Capabilities::default());
-        Ok(Self { state: Mutex::default(), arrived, taken, capabilities })
+        Ok(Self { state: Mutex::default(), arrived, taken, capabilities, ledger: Ledger::default() })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -92,7 +92,7 @@ use vm_worker::{Job, VmWorker};
 use vnuma_api as api;
 use vnuma_channel::Channel;
 use vnuma_hypervisor::{Source, VmBackend, VmError};
-use vnuma_model::{Capability, HostTopology, VmHandle};
+use vnuma_model::{Capability, HostTopology, Limited, Party, VmHandle};
 use vnuma_observe::{
     HostWatcher,
     location::{BPF, KernelEvents, monotonic_ns},
@@ -502,7 +502,26 @@ impl Shell {
             watchers: self.watchers.count() + self.observation_streams.count(),
             watchers_dropped: self.watchers.dropped() + self.observation_streams.dropped(),
             silent_threads: self.supervisor.silent(),
+            limited: self.limited(),
         }
+    }
+
+    fn limited(&self) -> Vec<Limited> {
+        let party = |party| match party {
+            Party::Vm(id) => {
+                format!("vm {}", self.core.world().get(id).map_or("that is gone", |of| of.name()))
+            }
+            Party::User(uid) => format!("user {uid}"),
+            Party::Address(address) => address.to_string(),
+        };
+        let limited = self.inbox.ledger.limited().into_iter();
+        let shown = limited.map(|((work, of), times, ago)| Limited {
+            work: work.name().to_owned(),
+            party: party(of),
+            times,
+            last_ns: monotonic_ns().saturating_sub(ago.as_nanos() as u64),
+        });
+        shown.collect()
     }
 
     fn libvirt(&self) -> Vec<api::LibvirtConnection> {

@@ -1,6 +1,6 @@
 use super::*;
 use std::collections::BTreeMap;
-use vnuma_api::{Counters, Generation, GuestNode, PassedOver, Publication, RefusedGeneration};
+use vnuma_api::{Counters, Generation, GuestNode, Limited, PassedOver, Publication, RefusedGeneration};
 use vnuma_model::DistanceMatrix;
 
 /// What is in use, with ways that are passed over.
@@ -35,6 +35,7 @@ fn daemon(source: &str) -> Daemon {
         watchers: 0,
         watchers_dropped: 0,
         silent_threads: Vec::new(),
+        limited: Vec::new(),
     }
 }
 
@@ -57,6 +58,19 @@ fn threads_of_vnumad_that_make_no_progress_are_named() {
     assert!(!check(Vec::new()).0, "all is well");
     let (_, shown) = check(vec!["mover".into(), "vm-3".into()]);
     assert!(shown.contains("mover, vm-3"), "{shown}");
+}
+
+#[test]
+fn who_had_to_wait_is_named() {
+    let of = |party: &str| Limited { work: "descriptions".into(), party: party.into(), times: 7, last_ns: 5 };
+    let limited = vec![of("vm web"), of("user 1000")];
+    let checks = examine(&Daemon { limited, ..daemon("bpf") }, &HostTopology::default(), &[]);
+    let shown = text(&checks);
+    assert_eq!(found(&checks, "limited"), ("waits".into(), Level::Reduced), "{shown}");
+    assert!(
+        shown.contains("vm web had to wait 7 times: descriptions") && shown.contains("user 1000"),
+        "{shown}"
+    );
 }
 
 #[test]
