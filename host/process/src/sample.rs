@@ -51,9 +51,10 @@ pub enum Sampled {
 }
 
 /// Addresses to look at, in `bytes` from `start` on: all pages of `page` bytes if these are at most `most`, else one of each of
-/// `most` equal parts, which `seed` chooses.
+/// `most` equal parts, which `seed` chooses. Where memory begins and how large it is may be what a hypervisor says: there is none
+/// beyond the last address.
 pub fn choose_addresses(start: u64, bytes: u64, page: u64, most: u64, seed: u64) -> Vec<u64> {
-    let pages = bytes / page.max(1);
+    let pages = bytes.min(u64::MAX - start) / page.max(1);
     if pages <= most {
         return (0..pages).map(|at| start + at * page).collect();
     }
@@ -377,6 +378,16 @@ mod tests {
                     prop_assert!(part * pages / most <= at && at < (part + 1) * pages / most);
                 }
             }
+        }
+    }
+
+    #[test]
+    fn memory_that_is_said_to_go_on_beyond_the_last_address_ends_there() {
+        let start = u64::MAX - 10 * BASE_PAGE;
+        for most in [5, 100] {
+            let chosen = choose_addresses(start, u64::MAX, BASE_PAGE, most, 1);
+            assert_eq!(chosen.len() as u64, most.min(10));
+            assert!(chosen.iter().all(|address| (start..=u64::MAX - BASE_PAGE).contains(address)));
         }
     }
 
