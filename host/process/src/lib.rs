@@ -43,7 +43,7 @@ use std::{
 use vnuma_model::CpuSet;
 
 pub use class::{Class, change_class, read_class};
-pub use ledger::Ledger;
+pub use ledger::{Ledger, Withheld};
 pub use pages::{PAGES_AT_ONCE, PageState, find_pages, move_pages};
 pub use priority::prefer_this_thread;
 pub use procfs::{ProcError, read_allowed, thread_exists};

@@ -14,9 +14,9 @@ use strum::IntoStaticStr;
 pub enum Work {
     /// Events of the kernel about threads of a VM are taken.
     ThreadEvents,
-    /// A VM is described by its hypervisor.
+    /// A VM is described by its hypervisor, which may walk all of its page tables: milliseconds of a CPU.
     Descriptions,
-    /// Events of a VM's hypervisor are taken.
+    /// What a VM's hypervisor says unasked is taken.
     HypervisorEvents,
     /// A line is logged about what a party did.
     LogLines,
@@ -31,9 +31,10 @@ impl Work {
     pub const fn rate(self) -> Rate {
         match self {
             Self::ThreadEvents => Rate::new(2000, 8000),
-            Self::Descriptions => Rate::new(1, 4),
+            Self::Descriptions => Rate::new(20, 400),
             Self::HypervisorEvents => Rate::new(100, 1000),
-            Self::LogLines => Rate::new(1, 20),
+            // A line is ten of these.
+            Self::LogLines => Rate::new(1, 200),
             Self::Requests => Rate::new(200, 1000),
             Self::Connections => Rate::new(50, 100),
         }
@@ -97,6 +98,12 @@ impl Budget {
         Ok(())
     }
 
+    /// Takes so much of it, whether or not it has that: what something costs may be known only when it is done. Nothing can be spent
+    /// until what is lacking is earned.
+    pub fn charge(&mut self, rate: Rate, amount: u32, now_ns: u64) {
+        self.full_ns = self.full_ns.max(now_ns).saturating_add(rate.earned_in_ns(amount));
+    }
+
     /// Is nothing of it spent?
     pub const fn is_full(&self, now_ns: u64) -> bool {
         self.full_ns <= now_ns
@@ -143,15 +150,17 @@ impl<K: Ord + Clone> Budgets<K> {
 
     /// Spends so much of this budget, or nothing, as [`Budget::spend`] does.
     pub fn spend(&mut self, of: K, rate: Rate, amount: u32, now_ns: u64) -> Result<(), u64> {
-        if self.accounts.len() >= Self::MOST && !self.accounts.contains_key(&of) {
-            self.make_room(now_ns);
-        }
-        let account = self.accounts.entry(of).or_default();
+        let account = self.account(of, now_ns);
         let spent = account.budget.spend(rate, amount, now_ns);
         if spent.is_err() {
             (account.times, account.last_ns) = (account.times.saturating_add(1), now_ns);
         }
         spent
+    }
+
+    /// Takes so much of this budget, whether or not it has that, as [`Budget::charge`] does.
+    pub fn charge(&mut self, of: K, rate: Rate, amount: u32, now_ns: u64) {
+        self.account(of, now_ns).budget.charge(rate, amount, now_ns);
     }
 
     /// Those that had to wait: whose budget, how often, and when the last time.
@@ -163,6 +172,13 @@ impl<K: Ord + Clone> Budgets<K> {
     /// Forgets budgets of those that are gone.
     pub fn retain(&mut self, mut stays: impl FnMut(&K) -> bool) {
         self.accounts.retain(|of, _| stays(of));
+    }
+
+    fn account(&mut self, of: K, now_ns: u64) -> &mut Account {
+        if self.accounts.len() >= Self::MOST && !self.accounts.contains_key(&of) {
+            self.make_room(now_ns);
+        }
+        self.accounts.entry(of).or_default()
     }
 
     fn make_room(&mut self, now_ns: u64) {
@@ -190,6 +206,15 @@ mod tests {
         assert_eq!(budget.spend(rate, 1, SECOND_NS + SECOND_NS / 10), Ok(()));
         assert!(!budget.is_full(SECOND_NS + SECOND_NS / 5) && budget.is_full(2 * SECOND_NS));
         assert_eq!(budget.spend(rate, 100, 2 * SECOND_NS), Ok(()), "what is more than all is paid by all");
+    }
+
+    #[test]
+    fn what_was_taken_beyond_a_budget_is_earned_before_anything_is_spent() {
+        let (rate, mut budgets) = (Rate::new(10, 3), Budgets::default());
+        budgets.charge("a", rate, 13, SECOND_NS);
+        assert_eq!(budgets.spend("a", rate, 1, SECOND_NS), Err(SECOND_NS + SECOND_NS / 10));
+        assert_eq!(budgets.spend("a", rate, 1, 2 * SECOND_NS + SECOND_NS / 10), Ok(()));
+        assert_eq!(budgets.limited().collect::<Vec<_>>(), [(&"a", 1, SECOND_NS)]);
     }
 
     #[test]
