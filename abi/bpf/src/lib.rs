@@ -23,6 +23,11 @@ pub const WATCHED_BITS: u32 = 2;
 pub const WAKES: u8 = 1;
 /// Value in the map `watched`: the record of such a move waits until something else does.
 pub const WAITS: u8 = 2;
+/// Value in the map `watched`: nothing but the thread's end makes a record.
+pub const PASSED: u8 = 3;
+
+/// Entries of the map `masks`, each for the threads whose ids have this remainder: the allowed CPUs of the last record, or 0.
+pub const MASKS: u32 = 1 << 16;
 
 /// Index in the map `counts`: records put into the ring buffer.
 pub const COUNT_REPORTED: u32 = 0;

@@ -24,6 +24,8 @@ fn events_agree() {
         ("VNUMA_VCPU_BITS", bpf::WATCHED_BITS),
         ("VNUMA_VCPU_WAKES", bpf::WAKES.into()),
         ("VNUMA_VCPU_WAITS", bpf::WAITS.into()),
+        ("VNUMA_VCPU_PASSED", bpf::PASSED.into()),
+        ("VNUMA_VCPU_MASKS", bpf::MASKS),
         ("VNUMA_VCPU_COUNT_REPORTED", bpf::COUNT_REPORTED),
         ("VNUMA_VCPU_COUNT_DROPPED", bpf::COUNT_DROPPED),
         ("VNUMA_VCPU_COUNTS", bpf::COUNT_DROPPED + 1),

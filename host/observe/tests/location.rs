@@ -7,6 +7,7 @@ mod taker;
 mod workers;
 
 use std::{
+    collections::HashSet,
     fs,
     sync::{Mutex, mpsc},
     thread,
@@ -15,7 +16,8 @@ use std::{
 use taker::Watching;
 use vnuma_model::{CpuSet, HostNode, HostTopology};
 use vnuma_observe::location::{
-    LocationError, LocationEvent, LocationKind, LocationWatcher, Prefer, monotonic_ns, read_location,
+    KernelEvents, LocationError, LocationEvent, LocationKind, LocationWatcher, Prefer, TAKEN_AT_ONCE,
+    monotonic_ns, read_location,
 };
 use vnuma_process::{Change, Workers};
 use workers::{HANG, change, until_it_waits};
@@ -358,4 +360,99 @@ fn moves_of_a_deferred_thread_wake_nobody_and_are_taken_all_the_same() {
     let mut events = Vec::new();
     kernel.take(&mut events);
     assert!(events.iter().any(|event| event.tid == tid && event.kind == LocationKind::Exited));
+}
+
+/// A watcher by BPF whose events the test takes itself.
+fn watcher_by_bpf(host: &HostTopology) -> (LocationWatcher, KernelEvents) {
+    let started =
+        LocationWatcher::start(&Workers::default(), host, Prefer::Bpf, INTERVAL, |_| panic!("polled"));
+    let (watcher, kernel) = started.unwrap();
+    (watcher, kernel.expect("the kernel's events"))
+}
+
+/// Sets the affinity of a thread that sleeps.
+fn confine(tid: i32, cpus: &[u32]) -> nix::Result<()> {
+    let mut set = nix::sched::CpuSet::new();
+    cpus.iter().for_each(|&cpu| set.set(cpu as usize).unwrap());
+    nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(tid), &set)
+}
+
+fn taken(kernel: &mut KernelEvents) -> Vec<LocationEvent> {
+    let mut events = Vec::new();
+    kernel.take(&mut events);
+    events
+}
+
+#[test]
+#[cfg_attr(not(root), ignore = "BPF needs root")]
+fn one_call_takes_so_many_events_and_leaves_the_others_to_the_next() {
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+    let (a, b) = two_cpus();
+    let (watcher, mut kernel) = watcher_by_bpf(&host(&[&[a], &[b]]));
+    let mut mover = Mover::start(a);
+    watcher.watch(own_pid(), mover.tid).unwrap();
+    let moves = 2 * TAKEN_AT_ONCE + 10;
+    (0..moves).for_each(|number| mover.to(&[[b, a][number % 2]]));
+    let (mut counts, mut more) = (Vec::new(), true);
+    while more {
+        let events = taken(&mut kernel);
+        assert!(events.is_sorted_by_key(|event| event.time_ns));
+        counts.push(events.len());
+        more = poll(&mut [PollFd::new(kernel.fd(), PollFlags::POLLIN)], PollTimeout::ZERO).unwrap() == 1;
+    }
+    let last = counts.pop().unwrap();
+    // Changes of its affinity are events as well, where the kernel has them.
+    assert!(counts.len() >= 2 && counts.iter().all(|count| *count == TAKEN_AT_ONCE), "{counts:?} {last}");
+    assert!(counts.iter().sum::<usize>() + last >= moves && last <= TAKEN_AT_ONCE, "{counts:?} {last}");
+    assert_eq!((taken(&mut kernel).len(), watcher.dropped()), (0, 0));
+    mover.end();
+}
+
+#[test]
+#[cfg_attr(not(root), ignore = "BPF needs root")]
+fn an_affinity_that_is_set_to_what_it_is_makes_no_event() {
+    let (a, b) = two_cpus();
+    let (watcher, mut kernel) = watcher_by_bpf(&host(&[&[a, b]]));
+    if !watcher.health().sees_affinity {
+        return eprintln!("skipped: changes of affinities make no events here");
+    }
+    let mut mover = Mover::start(a);
+    watcher.watch(own_pid(), mover.tid).unwrap();
+    let events_of = |kernel: &mut KernelEvents, cpus: &[u32], times: usize, refused: bool| {
+        (0..times).for_each(|_| assert_eq!(confine(mover.tid, cpus).is_err(), refused));
+        taken(kernel).len()
+    };
+    assert_eq!(events_of(&mut kernel, &[a], 100, false), 1, "what it was before is not known");
+    assert_eq!(events_of(&mut kernel, &[a, b], 100, false), 1);
+    // No machine has this CPU.
+    assert_eq!(events_of(&mut kernel, &[1023], 100, true), 0);
+    watcher.watch(own_pid(), mover.tid).unwrap();
+    assert_eq!(events_of(&mut kernel, &[a, b], 100, false), 1, "who watches it anew knows of none");
+    mover.end();
+}
+
+#[test]
+#[cfg_attr(not(root), ignore = "BPF needs root")]
+fn a_thread_that_is_passed_over_makes_an_event_at_its_end_only() {
+    let (a, b) = two_cpus();
+    let (watcher, mut kernel) = watcher_by_bpf(&host(&[&[a], &[b]]));
+    let [mut mover, mut other] = [(); 2].map(|()| Mover::start(a));
+    [&mover, &other].into_iter().for_each(|mover| watcher.watch(own_pid(), mover.tid).unwrap());
+    watcher.pass_over(mover.tid, true);
+    // Neither of them makes it be heard again.
+    watcher.defer(mover.tid, true);
+    watcher.watch(own_pid(), mover.tid).unwrap();
+    [b, a].iter().for_each(|cpu| mover.to(&[*cpu]));
+    other.to(&[b]);
+    let tids: HashSet<i32> = taken(&mut kernel).iter().map(|event| event.tid).collect();
+    assert_eq!(tids, [other.tid].into());
+    watcher.pass_over(mover.tid, false);
+    mover.to(&[b]);
+    assert!(taken(&mut kernel).iter().any(|event| event.tid == mover.tid), "it is heard again");
+    watcher.pass_over(mover.tid, true);
+    let tid = mover.tid;
+    mover.end();
+    let ends: Vec<_> = taken(&mut kernel).iter().map(|event| (event.tid, event.kind)).collect();
+    assert_eq!(ends, [(tid, LocationKind::Exited)]);
+    other.end();
 }

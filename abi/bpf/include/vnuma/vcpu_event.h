@@ -28,6 +28,13 @@ struct vnuma_vcpu_event {
 #define VNUMA_VCPU_BITS		2
 #define VNUMA_VCPU_WAKES	1	/* its record wakes who takes records */
 #define VNUMA_VCPU_WAITS	2	/* its record waits until something else does */
+#define VNUMA_VCPU_PASSED	3	/* nothing: only its end makes a record */
+
+/*
+ * Entries of the array `masks`, in which the thread id modulo this has what the allowed CPUs
+ * were in the last record of them, in short, or 0.
+ */
+#define VNUMA_VCPU_MASKS	0x10000
 
 /* Indices of the array `counts`, which has a counter for each CPU. */
 #define VNUMA_VCPU_COUNT_REPORTED	0	/* records put into the ring buffer */

@@ -12,7 +12,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
-use vnuma_abi_bpf::{COUNT_DROPPED, COUNT_REPORTED, WAITS, WAKES};
+use vnuma_abi_bpf::{COUNT_DROPPED, COUNT_REPORTED};
 use vnuma_model::{CpuId, HostNodeId, HostTopology};
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/vcpu_watch.bpf.o"));
@@ -29,6 +29,10 @@ const FAILURES: u32 = 8;
 /// After events were taken their reader rests so long, so that those that come meanwhile are taken together: one that comes
 /// alone is taken at once, and thousands in a second make hundreds of wake-ups, here and of the receiver.
 pub const REST: Duration = Duration::from_millis(4);
+
+/// Most events that one call takes, some milliseconds' work. Who takes them has other things to do, and what happens to a VM's threads
+/// may come without end.
+pub const TAKEN_AT_ONCE: usize = 1024;
 
 /// Between two of them.
 const FAILURE_PAUSE: Duration = Duration::from_millis(10);
@@ -68,7 +72,7 @@ impl Programs {
         };
         let mut nodes = CpuNodes { map: map("cpu_node")?, known: BTreeMap::new() };
         nodes.set(topology)?;
-        let (watched, counts) = (Watched::of(&map("watched")?)?, map("counts")?);
+        let (watched, counts) = (Watched::of(&map("watched")?, &map("masks")?)?, map("counts")?);
         let (events, waiting) = (map("events")?, map("waiting")?);
         Ok(Self { links, nodes, watched, events, waiting, counts, sees_affinity })
     }
@@ -90,10 +94,10 @@ impl Programs {
             }
         };
         let mut builder = RingBufferBuilder::new();
-        // What waits is older, mostly.
+        // In this order, so that what may wait delays nothing.
         let ring = builder
-            .add(&self.waiting, take(&taken))
-            .and_then(|builder| builder.add(&self.events, take(&taken)))
+            .add(&self.events, take(&taken))
+            .and_then(|builder| builder.add(&self.waiting, take(&taken)))
             .map(drop)
             .and_then(|()| builder.build());
         let ring = ring.map_err(|error| LocationError::Watch {
@@ -143,12 +147,15 @@ impl KernelEvents {
         unsafe { BorrowedFd::borrow_raw(self.ring.epoll_fd()) }
     }
 
-    /// Adds what there is to `events`. Returns how long to rest until the next call, so that events of a busy time are taken
-    /// together. `None`: they cannot be taken any more, and polling has taken over.
+    /// Adds what there is to `events`, up to [`TAKEN_AT_ONCE`], by their time. Returns how long to rest until the next call, so that
+    /// events of a busy time are taken together. `None`: they cannot be taken any more, and polling has taken over.
     pub fn take(&mut self, events: &mut Vec<LocationEvent>) -> Option<Duration> {
         self.on_failure.as_ref()?;
-        let consumed = self.ring.consume_raw();
-        events.append(&mut self.taken.lock().unwrap_or_else(PoisonError::into_inner));
+        let consumed = self.ring.consume_raw_n(TAKEN_AT_ONCE);
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        taken.sort_by_key(|event| event.time_ns);
+        events.append(&mut taken);
+        drop(taken);
         match consumed {
             0 => Some(Duration::ZERO),
             1.. => {
@@ -209,12 +216,13 @@ pub(super) struct BpfSource {
 }
 
 impl BpfSource {
-    /// With `waits`, its moves do not make the descriptor readable.
-    pub(super) fn watch(&self, pid: i32, tid: i32, waits: bool) -> Result<(), LocationError> {
+    /// `how`: what its moves do.
+    pub(super) fn watch(&self, pid: i32, tid: i32, how: u8) -> Result<(), LocationError> {
         if !vnuma_process::thread_exists(pid, tid) {
             return Err(LocationError::NoThread { pid, tid });
         }
-        self.watched.set(tid, how(waits), false);
+        self.watched.forget_mask(tid);
+        self.watched.set(tid, how, false);
         // If it ended before it was watched, no event follows.
         if !vnuma_process::thread_exists(pid, tid) {
             self.unwatch(tid);
@@ -224,8 +232,9 @@ impl BpfSource {
     }
 
     /// Changes what the moves of a watched thread do. One that is not watched stays so.
-    pub(super) fn defer(&self, tid: i32, waits: bool) {
-        self.watched.set(tid, how(waits), true);
+    pub(super) fn change(&self, tid: i32, how: u8) {
+        self.watched.forget_mask(tid);
+        self.watched.set(tid, how, true);
     }
 
     pub(super) fn set_topology(&self, topology: &HostTopology) -> Result<(), LocationError> {
@@ -262,10 +271,6 @@ impl BpfSource {
         };
         per_cpu.iter().filter_map(|bytes| Some(u64::from_ne_bytes(bytes.get(..8)?.try_into().ok()?))).sum()
     }
-}
-
-fn how(waits: bool) -> u8 {
-    if waits { WAITS } else { WAKES }
 }
 
 /// Does the running kernel have the function that this program is attached to?

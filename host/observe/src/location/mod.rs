@@ -25,7 +25,7 @@ mod record;
 mod watched;
 
 use bpf::BpfSource;
-pub use bpf::{KernelEvents, REST};
+pub use bpf::{KernelEvents, REST, TAKEN_AT_ONCE};
 use poll::PollSource;
 pub use proc::{read_location, read_pinned};
 pub use record::parse_record;
@@ -34,7 +34,8 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
-use vnuma_model::{Capability, CpuId, HostTopology, PassedOver};
+use vnuma_abi_bpf::{PASSED, WAITS, WAKES};
+use vnuma_model::{Budget, Capability, CpuId, HostTopology, PassedOver, Rate};
 use vnuma_process::{ProcError, Workers};
 
 /// Which source of events to use.
@@ -128,6 +129,10 @@ pub const BPF: &str = "bpf";
 /// Most threads watched at a time: 16 VMs with as many vCPUs as QEMU can have.
 pub const MAX_WATCHED: usize = 65_536;
 
+/// For lines of the log that say that there is no room: two at once, and one in a minute.
+const LINES: Rate = Rate::new(1, 120);
+const LINE: u32 = 60;
+
 /// How locations are watched, and how well.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Health {
@@ -167,7 +172,11 @@ struct State {
     threads: HashMap<i32, i32>,
     /// Those whose moves do not make the descriptor readable.
     deferred: HashSet<i32>,
+    /// Those of which only the end makes an event.
+    passed: HashSet<i32>,
     full: bool,
+    /// For lines of the log that say so.
+    lines: Budget,
     /// Events that a source lost that is in use no more.
     dropped_before: u64,
 }
@@ -225,7 +234,9 @@ impl LocationWatcher {
             topology: topology.clone(),
             threads: HashMap::new(),
             deferred: HashSet::new(),
+            passed: HashSet::new(),
             full: false,
+            lines: Budget::default(),
             dropped_before: 0,
         };
         let shared = Arc::new(Shared { state: Mutex::new(state), poll_interval, workers: workers.clone() });
@@ -275,7 +286,7 @@ impl LocationWatcher {
             Some(Source::Bpf(_)) if state.has_no_room_for(tid) => {
                 Err(LocationError::TooMany { tid, limit: MAX_WATCHED })
             }
-            Some(Source::Bpf(bpf)) => bpf.watch(pid, tid, state.deferred.contains(&tid)),
+            Some(Source::Bpf(bpf)) => bpf.watch(pid, tid, state.how(tid)),
             Some(Source::Poll(poll)) => poll.watch(pid, tid),
             None => Err(LocationError::Ended),
         };
@@ -285,7 +296,10 @@ impl LocationWatcher {
             }
             Err(LocationError::TooMany { .. }) if !state.full => {
                 state.full = true;
-                tracing::error!(tid, limit = MAX_WATCHED, "no room to watch more threads");
+                // VMs whose threads come and go make room, and take it, as often as they like.
+                if state.lines.spend(LINES, LINE, monotonic_ns()).is_ok() {
+                    tracing::error!(tid, limit = MAX_WATCHED, "no room to watch more threads");
+                }
             }
             Err(_) => {}
         }
@@ -301,9 +315,18 @@ impl LocationWatcher {
             return;
         }
         let changed = if waits { state.deferred.insert(tid) } else { state.deferred.remove(&tid) };
-        if let (true, Some(Source::Bpf(bpf))) = (changed, &state.source) {
-            bpf.defer(tid, waits);
+        state.tell(tid, changed);
+    }
+
+    /// From now on only the end of a watched thread makes an event. Or, without `passed`, all that happens to it does again: read its
+    /// location after that. Polling has not as many events that this would be needed for.
+    pub fn pass_over(&self, tid: i32, passed: bool) {
+        let mut state = self.shared.lock();
+        if !state.threads.contains_key(&tid) {
+            return;
         }
+        let changed = if passed { state.passed.insert(tid) } else { state.passed.remove(&tid) };
+        state.tell(tid, changed);
     }
 
     /// Is this thread of the process watched?
@@ -373,8 +396,25 @@ impl State {
         self.threads.len() >= MAX_WATCHED && !self.threads.contains_key(&tid)
     }
 
+    /// What a move of this thread does.
+    fn how(&self, tid: i32) -> u8 {
+        match (self.passed.contains(&tid), self.deferred.contains(&tid)) {
+            (true, _) => PASSED,
+            (_, true) => WAITS,
+            _ => WAKES,
+        }
+    }
+
+    /// The programs are to know that, if it has changed.
+    fn tell(&self, tid: i32, changed: bool) {
+        if let (true, Some(Source::Bpf(bpf))) = (changed, &self.source) {
+            bpf.change(tid, self.how(tid));
+        }
+    }
+
     fn forget(&mut self, tid: i32) {
         self.deferred.remove(&tid);
+        self.passed.remove(&tid);
         if self.threads.remove(&tid).is_some() {
             self.full = false;
         }

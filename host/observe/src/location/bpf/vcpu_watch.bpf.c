@@ -8,7 +8,7 @@
  * two bits of an array for a thread that is not watched, and no record for a move
  * within a node. A host whose vCPUs stay put causes no wake-up in user space at all.
  *
- * Only three members of task_struct are used. They are declared here and relocated
+ * Only four members of task_struct are used. They are declared here and relocated
  * against the running kernel (CO-RE), so that no dump of a kernel's types is needed
  * and the same object runs on 6.1 and 7.3.
  */
@@ -31,13 +31,19 @@ struct thread_info {
 	__u32 cpu;
 } __attribute__((preserve_access_index));
 
+/* As many words as the kernel was built for. */
+struct cpumask {
+	unsigned long bits[MAX_CPUS / 64];
+};
+
 struct task_struct {
 	struct thread_info thread_info;
 	int pid;
+	struct cpumask cpus_mask;
 } __attribute__((preserve_access_index));
 
 /*
- * Thread ids that user space wants to hear of, and how soon: VNUMA_VCPU_WAKES or _WAITS.
+ * Thread ids that user space wants to hear of, and how soon: VNUMA_VCPU_WAKES, _WAITS or _PASSED.
  * User space has it mapped. 1 MiB, less than a hash table for as many threads as large hosts
  * have vCPUs.
  */
@@ -48,6 +54,18 @@ struct {
 	__type(key, __u32);
 	__type(value, __u64);
 } watched SEC(".maps");
+
+/*
+ * Whoever may set the affinity of a thread can do so many thousand times a second, to what it
+ * is already. User space has this mapped as well, and clears the entry of a thread that it reads.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, VNUMA_VCPU_MASKS);
+	__type(key, __u32);
+	__type(value, __u64);
+} masks SEC(".maps");
 
 /* CPU to node number plus one; 0 where user space knows no node. */
 struct {
@@ -98,17 +116,18 @@ static __always_inline void fill(struct vnuma_vcpu_event *event, __u32 tid, __u3
 	event->reserved = 0;
 }
 
-static __always_inline void report(__u32 tid, __u32 kind, __u32 cpu)
+static __always_inline int report(__u32 tid, __u32 kind, __u32 cpu)
 {
 	struct vnuma_vcpu_event *event;
 
 	event = bpf_ringbuf_reserve(&events, sizeof(*event), 0);
 	if (!event) {
 		count(VNUMA_VCPU_COUNT_DROPPED);
-		return;
+		return 0;
 	}
 	fill(event, tid, kind, cpu);
 	bpf_ringbuf_submit(event, 0);
+	return 1;
 }
 
 static __always_inline void report_later(__u32 tid, __u32 kind, __u32 cpu)
@@ -158,7 +177,7 @@ int BPF_PROG(vnuma_migrate, struct task_struct *task, int dest_cpu)
 {
 	__u32 tid = task->pid, how = how_watched(tid), from_node, to_node;
 
-	if (!how)
+	if (!how || how == VNUMA_VCPU_PASSED)
 		return 0;
 	from_node = node_plus_one(task->thread_info.cpu);
 	to_node = node_plus_one(dest_cpu);
@@ -172,16 +191,43 @@ int BPF_PROG(vnuma_migrate, struct task_struct *task, int dest_cpu)
 	return 0;
 }
 
+/* The allowed CPUs of this thread, in short. 0: they cannot be read. */
+static __always_inline __u64 mask_of(struct task_struct *task, __u32 tid)
+{
+	__u32 words = bpf_core_field_size(task->cpus_mask) / sizeof(__u64), at;
+	const void *mask = &task->cpus_mask;
+	__u64 sum = tid + 1ULL, word;
+
+	for (at = 0; at < MAX_CPUS / 64; at++) {
+		if (at >= words)
+			break;
+		if (bpf_probe_read_kernel(&word, sizeof(word), mask + at * sizeof(word)))
+			return 0;
+		sum = (sum ^ word) * 0x9e3779b97f4a7c15ULL;
+		sum ^= sum >> 32;
+	}
+	return sum;
+}
+
 /*
- * The allowed CPUs change. What they are now is not looked at here: user space reads
- * it from /proc. A refused change is reported too, which is harmless for that reason.
+ * The allowed CPUs were set. To what is of no interest here, user space asks for that; but
+ * whether they are others than those of the last record. What was refused leaves them as
+ * they are. Two changes at one moment may leave an older one noted: such a thread is read
+ * from /proc now and then, too.
  */
 static __always_inline int allowed_changed(struct task_struct *task)
 {
-	__u32 tid = task->pid;
+	__u32 tid = task->pid, how = how_watched(tid), at = tid % VNUMA_VCPU_MASKS;
+	__u64 *known, mask;
 
-	if (how_watched(tid))
-		report(tid, VNUMA_VCPU_AFFINITY, task->thread_info.cpu);
+	if (!how || how == VNUMA_VCPU_PASSED)
+		return 0;
+	known = bpf_map_lookup_elem(&masks, &at);
+	mask = mask_of(task, tid);
+	if (known && mask && *known == mask)
+		return 0;
+	if (report(tid, VNUMA_VCPU_AFFINITY, task->thread_info.cpu) && known)
+		*known = mask;
 	return 0;
 }
 
