@@ -103,6 +103,7 @@ pub(crate) fn detach(client: &mut Client) -> Result<bool, VmError> {
             Some(VmEvent::Disconnected) => {
                 return Err(VmError::Disconnected { vm: client.vm().to_owned() });
             }
+            Some(other) if others.contains(&other) => {}
             Some(other) => others.push_back(other),
             None => break false,
         }
@@ -117,7 +118,7 @@ pub(crate) fn detach(client: &mut Client) -> Result<bool, VmError> {
 /// Removes what is left when the device is gone. Should it fail, the next attach does it.
 pub(crate) fn clean_up(client: &mut Client) {
     if let Err(error) = remove_chardev(client) {
-        tracing::warn!(vm = client.vm(), %error, "cannot remove the channel's character device");
+        client.complain(format!("cannot remove the channel's character device: {error}"));
     }
 }
 

@@ -18,6 +18,7 @@ use std::{
     path::Path,
     time::{Duration, Instant},
 };
+use vnuma_model::{Budget, Rate};
 use vnuma_process::text::{sanitize_reason, sanitize_short};
 
 /// How long QEMU may take for one command, from its first byte out to the last byte in, unless the user says otherwise.
@@ -49,8 +50,18 @@ impl Limits {
     }
 }
 
-/// Most events kept. Of more the oldest are dropped.
-const EVENT_LIMIT: usize = 256;
+/// Most messages that one look for an event takes. There may be more behind them.
+const MESSAGES: u32 = 256;
+
+/// What a QEMU may say while an answer is waited for that is no answer to it, in messages, or KiB of them. Of more it is made to wait,
+/// as it would keep a CPU busy that is not its own.
+const UNASKED: Rate = Rate::new(1000, 4000);
+
+/// Most complaints that are kept until they are taken.
+const COMPLAINTS: usize = 16;
+
+/// What is waited for while there is no command.
+const EVENTS: &str = "events";
 
 #[derive(Deserialize)]
 struct Greeting {
@@ -82,7 +93,14 @@ pub(crate) struct Client {
     last_id: u64,
     /// The last command whose refusal came too late for it, and why it was refused.
     late_refusal: Option<(u64, String)>,
+    /// Each kind once, however often it has come.
     events: VecDeque<VmEvent>,
+    /// Messages since they were last asked for that were no events and answered nothing.
+    overheard: u32,
+    /// For what is said unasked while an answer is waited for.
+    unasked: Budget,
+    began: Instant,
+    complaints: Vec<String>,
     /// End of a task of several commands.
     budget: Option<Instant>,
     limits: Limits,
@@ -101,8 +119,22 @@ impl Client {
         let vm = vm.to_owned();
         let (stage, events) = (Stage::Silent, VecDeque::new());
         let limit = limits.command;
-        let (late_refusal, budget) = (None, None);
-        Ok(Self { wire, stage, vm, last_id: 0, late_refusal, events, budget, limits, limit, closed: false })
+        Ok(Self {
+            wire,
+            stage,
+            vm,
+            last_id: 0,
+            late_refusal: None,
+            events,
+            overheard: 0,
+            unasked: Budget::default(),
+            began: Instant::now(),
+            complaints: Vec::new(),
+            budget: None,
+            limits,
+            limit,
+            closed: false,
+        })
     }
 
     /// Waits for QEMU's greeting and answers it. Can be called again after a timeout.
@@ -192,9 +224,10 @@ impl Client {
             return Err(self.broken(C::NAME, error));
         }
         let answer = loop {
-            let message = self.receive(C::NAME, until)?;
+            let (message, length) = self.receive(C::NAME, until)?;
             let answered = message.id.as_ref().and_then(Value::as_u64);
             if answered != Some(id) {
+                self.make_wait(length, until);
                 if let (Some(earlier), Some(refusal)) = (answered, message.error) {
                     self.late_refusal = Some((earlier, sanitize_short(&refusal.desc)));
                 }
@@ -230,8 +263,10 @@ impl Client {
         self.budget.is_none_or(|budget| Instant::now() < budget)
     }
 
-    /// The next event. `None` at `until`; disconnection is an event.
+    /// The next event. `None` at `until`, or if [`Self::overheard`] says that there may be one behind what means nothing here;
+    /// disconnection is an event.
     pub(crate) fn event(&mut self, until: Instant) -> Result<Option<VmEvent>, VmError> {
+        let mut messages = 0;
         loop {
             if let Some(event) = self.events.pop_front() {
                 return Ok(Some(event));
@@ -239,40 +274,76 @@ impl Client {
             if self.closed {
                 return Ok(Some(VmEvent::Disconnected));
             }
-            match self.receive("events", until) {
-                Ok(_) => {}
+            match self.receive(EVENTS, until) {
+                Ok((_, length)) => self.make_wait(length, until),
                 Err(VmError::Timeout { .. }) => return Ok(None),
                 Err(VmError::Disconnected { .. }) => return Ok(Some(VmEvent::Disconnected)),
                 Err(error) => return Err(error),
             }
+            messages += 1;
             // A peer that never pauses does not keep the caller.
-            if Instant::now() >= until {
+            if messages >= MESSAGES && Instant::now() >= until {
                 return Ok(self.events.pop_front());
             }
         }
     }
 
     /// Gives events back that were taken while another was waited for.
-    pub(crate) fn put_back(&mut self, mut events: VecDeque<VmEvent>) {
-        events.append(&mut self.events);
-        self.events = events;
+    pub(crate) fn put_back(&mut self, events: VecDeque<VmEvent>) {
+        let later = std::mem::replace(&mut self.events, events);
+        later.into_iter().for_each(|event| self.keep(event));
     }
 
-    /// Takes the next message; if it is an event, keeps it.
-    fn receive(&mut self, command: &str, until: Instant) -> Result<Message, VmError> {
+    /// Keeps an event. One of its kind that was not taken yet means the same.
+    fn keep(&mut self, event: VmEvent) {
+        if self.events.contains(&event) {
+            self.overheard = self.overheard.saturating_add(1);
+        } else {
+            self.events.push_back(event);
+        }
+    }
+
+    /// Messages since the last call that were no events, or the same again, and answered nothing.
+    pub(crate) fn overheard(&mut self) -> u32 {
+        std::mem::take(&mut self.overheard)
+    }
+
+    /// Notes what people should know of the VM.
+    pub(crate) fn complain(&mut self, complaint: String) {
+        if self.complaints.len() < COMPLAINTS {
+            self.complaints.push(complaint);
+        }
+    }
+
+    /// What was noted since the last call.
+    pub(crate) fn complaints(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.complaints)
+    }
+
+    /// A message of this length was none that was waited for. Meanwhile what a QEMU says fills its socket, and it waits itself.
+    fn make_wait(&mut self, length: usize, until: Instant) {
+        let now = Instant::now();
+        let now_ns = u64::try_from(now.duration_since(self.began).as_nanos()).unwrap_or(u64::MAX);
+        if let Err(wait_ns) = self.unasked.spend(UNASKED, amount_of(length), now_ns) {
+            std::thread::sleep(Duration::from_nanos(wait_ns).min(until.saturating_duration_since(now)));
+        }
+    }
+
+    /// Takes the next message, and says how long it is; if it is an event, keeps it.
+    fn receive(&mut self, command: &str, until: Instant) -> Result<(Message, usize), VmError> {
         let line = match self.wire.line(until) {
             Ok(line) => line,
             Err(error) => return Err(self.broken(command, error)),
         };
         let message = parse_message(&line).map_err(|reason| self.nonsense(command, reason))?;
-        if let Some(event) = message.event.as_deref().and_then(|name| event_of(name, &message.data)) {
-            if self.events.len() == EVENT_LIMIT {
-                self.events.pop_front();
-                tracing::warn!(vm = self.vm, "more than {EVENT_LIMIT} events: the oldest is forgotten");
+        match message.event.as_deref().and_then(|name| event_of(name, &message.data)) {
+            Some(event) => self.keep(event),
+            None if command == EVENTS => {
+                self.overheard = self.overheard.saturating_add(amount_of(line.len()))
             }
-            self.events.push_back(event);
+            None => {}
         }
-        Ok(message)
+        Ok((message, line.len()))
     }
 
     fn broken(&mut self, command: &str, error: WireError) -> VmError {
@@ -306,6 +377,11 @@ impl Client {
         let (vm, command) = (self.vm.clone(), command.to_owned());
         VmError::Protocol { vm, command, reason: sanitize_reason(reason) }
     }
+}
+
+/// How much a message counts: a large one is as much work as many.
+fn amount_of(length: usize) -> u32 {
+    u32::try_from(length / 1024).unwrap_or(u32::MAX).saturating_add(1)
 }
 
 impl AsFd for Client {

@@ -73,7 +73,7 @@ fn name(client: &mut Client, fallback: &str) -> Result<String, VmError> {
     match check_name(&name) {
         Ok(()) => Ok(name),
         Err(error) => {
-            tracing::warn!(vm = fallback, %error, "using the name of the socket");
+            client.complain(format!("using the name of the socket: {error}"));
             Ok(fallback.to_owned())
         }
     }
@@ -109,8 +109,8 @@ fn numa_nodes(client: &mut Client, vcpus: &[Vcpu]) -> Result<BTreeMap<u32, NumaN
     match human(client, "info numa") {
         Ok(text) => numa::parse_info_numa(&text)
             .map_err(|reason| value(client, "human-monitor-command", "`info numa`", &text, reason)),
-        Err(VmError::Refused { vm, reason, .. }) => {
-            tracing::warn!(vm, reason, "memory of guest nodes unknown: QEMU refuses `info numa`");
+        Err(VmError::Refused { reason, .. }) => {
+            client.complain(format!("memory of guest nodes unknown: QEMU refuses `info numa`: {reason}"));
             Ok(vcpus.iter().filter_map(|vcpu| Some((vcpu.boot_node?, NumaNode::default()))).collect())
         }
         Err(error) => Err(error),

@@ -6,7 +6,8 @@
 //!   `SO_PEERCRED` and a pidfd). A thread that QEMU names is looked up in that process's
 //!   `/proc/PID/task` and refused if it is not there ([`VmError::ForeignThread`]).
 //! - **How long** it takes and **how much** it says is bounded: a second for a command, five for
-//!   all commands of one call, 4 MiB for a line, 4096 vCPUs, 256 events.
+//!   all commands of one call, 4 MiB for a line, 4096 vCPUs, one event of each kind. A QEMU that talks instead of answering is
+//!   read slowly, so that it waits itself.
 //! - **What** it says is checked before it is used: names, numbers, ids that occur twice.
 //!
 //! A command that was not answered in time leaves the connection usable: answers carry the number of their command, so a late one
@@ -207,6 +208,14 @@ pub trait VmConnection: Send {
     }
     /// Waits for the next event. `None` after `timeout`.
     fn poll_event(&mut self, timeout: Duration) -> Result<Option<VmEvent>, VmError>;
+    /// How much was received since the last call that is no event, and answers nothing that was asked.
+    fn overheard(&mut self) -> u32 {
+        0
+    }
+    /// What is wrong with the VM, as was found since the last call, for people.
+    fn complaints(&mut self) -> Vec<String> {
+        Vec::new()
+    }
     /// The VM's process.
     fn pid(&self) -> i32;
     /// The VM's process, immune to the reuse of its number.

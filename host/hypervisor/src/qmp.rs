@@ -25,7 +25,8 @@ use std::{
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
-use vnuma_model::{Abilities, MigrationProgress, VmCandidate, VmDescription, VmHandle};
+use vnuma_model::{Abilities, MigrationProgress, Party, VmCandidate, VmDescription, VmHandle};
+use vnuma_process::Ledger;
 
 /// How the file of a socket in the directory ends.
 const EXTENSION: &str = "sock";
@@ -48,6 +49,8 @@ pub struct QmpBackend {
     limits: Limits,
     /// What has been complained of, so that it is done once.
     refused: BTreeSet<PathBuf>,
+    /// For the lines of the log that users cause who may make sockets.
+    ledger: Ledger,
     /// From the first scan on: an instance of inotify is scarce, and one that only connects needs none.
     watch: Option<DirectoryWatch>,
 }
@@ -89,9 +92,11 @@ impl QmpBackend {
         unique.into_iter().collect()
     }
 
-    fn refuse(&mut self, path: &Path, reason: &str) {
-        if self.refused.insert(path.to_owned()) {
-            tracing::warn!(socket = %path.display(), reason, "ignoring socket");
+    fn refuse(&mut self, path: &Path, file: &Metadata, reason: &str) {
+        if self.refused.insert(path.to_owned())
+            && let Some(more) = self.ledger.line(Party::User(file.uid()))
+        {
+            tracing::warn!(socket = %path.display(), reason, "ignoring socket{more}");
         }
     }
 }
@@ -134,17 +139,17 @@ impl VmBackend for QmpBackend {
             }
             let name = name_of(&path).to_owned();
             if let Err(error) = check_name(&name) {
-                self.refuse(&path, &error.to_string());
+                self.refuse(&path, &file, &error.to_string());
                 continue;
             }
             let Some(handle) = Self::handle(&path) else {
-                self.refuse(&path, "its path is not UTF-8");
+                self.refuse(&path, &file, "its path is not UTF-8");
                 continue;
             };
             match found.get(&name) {
                 Some((other, _)) if *other != path => {
                     let reason = format!("{} has the same name", other.display());
-                    self.refuse(&path, &reason);
+                    self.refuse(&path, &file, &reason);
                 }
                 _ => {
                     let candidate =
@@ -175,7 +180,7 @@ impl VmBackend for QmpBackend {
         let client = Client::connect(&name, socket, self.limits)?;
         let process = Process::behind(client.as_fd(), socket)?;
         let socket = socket.display().to_string();
-        Ok(Box::new(QmpConnection { client, process, name, socket, arrivals: Vec::new() }))
+        Ok(Box::new(QmpConnection { client, process, name, socket, arrivals: Vec::new(), untidy: true }))
     }
 }
 
@@ -189,6 +194,8 @@ struct QmpConnection {
     socket: String,
     /// vCPUs that were plugged and that the guest may not have taken yet.
     arrivals: Vec<Arrival>,
+    /// Something of a channel that is unplugged may be left. A QEMU can say again and again that it is.
+    untidy: bool,
 }
 
 impl QmpConnection {
@@ -224,6 +231,7 @@ impl VmConnection for QmpConnection {
 
     fn attach_channel(&mut self, plug: Plug) -> Result<(), VmError> {
         let Plug::Ivshmem(server) = plug;
+        self.untidy = true;
         self.task(|client, _, _| channel::attach(client, &server))
     }
 
@@ -284,10 +292,18 @@ impl VmConnection for QmpConnection {
 
     fn poll_event(&mut self, timeout: Duration) -> Result<Option<VmEvent>, VmError> {
         let event = self.client.event(Instant::now() + timeout)?;
-        if event == Some(VmEvent::ChannelDetached) {
+        if event == Some(VmEvent::ChannelDetached) && std::mem::take(&mut self.untidy) {
             channel::clean_up(&mut self.client);
         }
         Ok(event)
+    }
+
+    fn overheard(&mut self) -> u32 {
+        self.client.overheard()
+    }
+
+    fn complaints(&mut self) -> Vec<String> {
+        self.client.complaints()
     }
 
     fn pid(&self) -> i32 {

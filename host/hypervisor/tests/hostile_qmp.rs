@@ -420,7 +420,14 @@ fn a_name_that_is_none_is_not_used() {
         };
         json!({"return": answer, "id": command["id"]}).to_string()
     });
-    assert_eq!(peer.connect().unwrap().describe().unwrap().name, "vm");
+    let mut vm = peer.connect().unwrap();
+    assert_eq!(vm.describe().unwrap().name, "vm");
+    let complaints = vm.complaints();
+    assert_eq!(complaints.len(), 1, "{complaints:?}");
+    assert!(complaints[0].starts_with("using the name of the socket: ") && !complaints[0].contains('\u{1b}'));
+    // How many are kept does not depend on the peer.
+    (0..100).for_each(|_| drop(vm.describe().unwrap()));
+    assert_eq!([vm.complaints().len(), vm.complaints().len()], [16, 0]);
 }
 
 #[test]
@@ -628,7 +635,7 @@ fn endless_lines_and_endless_events_end() {
 }
 
 #[test]
-fn events_are_kept_up_to_a_limit() {
+fn an_event_that_comes_again_and_again_is_kept_once() {
     let peer = Peer::answering(|_, command| {
         let events = "{\"event\": \"STOP\"}\n".repeat(1000);
         format!("{events}{{\"event\": \"RESUME\"}}\n{}", json!({"return": [], "id": command["id"]}))
@@ -636,7 +643,47 @@ fn events_are_kept_up_to_a_limit() {
     let mut vm = peer.connect().unwrap();
     assert!(!vm.channel_attached().unwrap());
     let events: Vec<_> = std::iter::from_fn(|| vm.poll_event(Duration::from_millis(100)).unwrap()).collect();
-    assert_eq!((events.len(), events.last()), (256, Some(&VmEvent::Resumed)));
+    assert_eq!(events, [VmEvent::Stopped, VmEvent::Resumed]);
+    assert_eq!([vm.overheard(), vm.overheard()], [999, 0]);
+}
+
+/// The socket announces nothing once they have been received.
+#[test]
+fn an_event_behind_others_that_mean_nothing_is_found() {
+    let peer = Peer::answering(|_, command| {
+        let answer = json!({"return": [], "id": command["id"]});
+        format!("{answer}\n{}{{\"event\": \"RESET\"}}", "{\"event\": \"NEW\"}\n".repeat(300))
+    });
+    let mut vm = peer.connect().unwrap();
+    assert!(!vm.channel_attached().unwrap());
+    // All of it has come.
+    thread::sleep(Duration::from_millis(200));
+    let first = vm.poll_event(Duration::ZERO).unwrap();
+    assert_eq!((first, vm.overheard()), (None, 256), "there may be more");
+    assert_eq!((vm.poll_event(Duration::ZERO).unwrap(), vm.overheard()), (Some(VmEvent::Rebooted), 44));
+    assert_eq!((vm.poll_event(Duration::ZERO).unwrap(), vm.overheard()), (None, 0));
+}
+
+/// What a peer can have read while it does not answer.
+#[test]
+fn a_peer_that_talks_instead_of_answering_waits_itself() {
+    let (say, said) = std::sync::mpsc::channel();
+    let mut peer = Peer::start(move |mut stream| {
+        let mut lines = format!("{GREETING}\n{{\"return\": {{}}, \"id\": 1}}\n");
+        let mut sent = 0_u64;
+        while stream.write_all(lines.as_bytes()).is_ok() {
+            lines = "{\"event\": \"NEW\", \"data\": {}}\n{\"return\": 1, \"id\": 77}\n".repeat(10);
+            sent += 20;
+        }
+        say.send(sent).unwrap();
+    });
+    peer.limit = SHORT;
+    let mut vm = peer.connect().unwrap();
+    assert!(matches!(vm.describe().unwrap_err(), VmError::Timeout { .. }));
+    drop(vm);
+    let sent = said.recv_timeout(HANG).unwrap();
+    // 1000 a second and 4000 at once, and what the socket holds.
+    assert!(sent < 30_000, "{sent}");
 }
 
 #[test]

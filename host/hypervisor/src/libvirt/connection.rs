@@ -64,6 +64,8 @@ pub(super) struct LibvirtConnection {
     arrives: bool,
     /// The migration that was begun last.
     pub(super) departure: Option<Departure>,
+    /// What people should know of the domain, and were not told yet.
+    pub(super) complaint: Option<String>,
 }
 
 /// What libvirt says, as the error of a VM.
@@ -88,7 +90,17 @@ impl LibvirtConnection {
         places: Arc<Places>,
     ) -> Self {
         let (arrives, departure) = (qemu::receives(&qemu::command_line(process.pid())), None);
-        Self { domain, process, domain_name, name, places, held: VecDeque::new(), arrives, departure }
+        Self {
+            domain,
+            process,
+            domain_name,
+            name,
+            places,
+            held: VecDeque::new(),
+            arrives,
+            departure,
+            complaint: None,
+        }
     }
 
     pub(super) fn failed(&self, cause: LibvirtError) -> VmError {
@@ -243,7 +255,7 @@ impl VmConnection for LibvirtConnection {
         if run_state == RunState::Running
             && let Err(error) = self.tidy_pins(&xml)
         {
-            tracing::warn!(vm = self.name, %error, "vnumad's own pins could not be tidied");
+            self.complaint = Some(format!("vnumad's own pins could not be tidied: {error}"));
         }
         let names = (self.name.as_str(), self.domain_name.as_str());
         describe::describe(names, &xml, run_state, &self.process, &self.places.states)
@@ -307,6 +319,7 @@ impl VmConnection for LibvirtConnection {
                 Ok(Some(VmEvent::Disconnected)) => {
                     break Err(VmError::Disconnected { vm: self.name.clone() });
                 }
+                Ok(Some(other)) if held.contains(&other) => {}
                 Ok(Some(other)) => held.push_back(other),
                 Ok(None) => break Ok(false),
                 Err(error) => break Err(error),
@@ -363,6 +376,10 @@ impl VmConnection for LibvirtConnection {
             // Interrupted or not, the time is looked at.
             let _ = poll(&mut wait, PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX));
         }
+    }
+
+    fn complaints(&mut self) -> Vec<String> {
+        self.complaint.take().into_iter().collect()
     }
 
     fn pid(&self) -> i32 {
