@@ -165,6 +165,11 @@ impl Core {
         &self.world
     }
 
+    /// The VM that a thread runs a vCPU of.
+    pub(crate) fn vm_of_thread(&self, tid: i32) -> Option<VmId> {
+        self.registry.threads.get(&tid).map(|(vm, _)| *vm)
+    }
+
     fn observe(&mut self, event: Event) {
         match event {
             Event::Scanned(Ok(candidates)) => self.scanned(candidates),

@@ -13,12 +13,12 @@ use std::{
     time::{Duration, Instant},
 };
 use tracing::{info, warn};
-use vnuma_model::{Capability, CpuSet, HostTopology, VcpuLocation};
+use vnuma_model::{Backoff, Capability, CpuSet, HostTopology, Party, VcpuLocation, VmId, Work};
 use vnuma_observe::location::{
-    Health, KernelEvents, LocationError, LocationEvent, LocationKind, LocationWatcher, read_location,
+    Health, KernelEvents, LocationError, LocationEvent, LocationKind, LocationWatcher, REST, read_location,
     read_pinned,
 };
-use vnuma_process::{Jobs, Next, Worker, Workers};
+use vnuma_process::{Jobs, Ledger, Next, Worker, Workers};
 
 /// Threads that one pass over /proc reads, in case an event was lost: one small file each, some ten milliseconds in all.
 const AT_ONCE: usize = 1280;
@@ -29,12 +29,23 @@ const PAUSE: Duration = Duration::from_millis(1900);
 /// How late the next pass may be. Usually a command wakes this thread before, and the pass shares that wake-up.
 const SLACK: Duration = Duration::from_millis(400);
 
+/// So many events of a VM are taken between two rests without a look at its budget: what that earns in a rest. So a move that comes
+/// alone costs nothing more.
+const EARNED: usize = (Work::ThreadEvents.rate().per_s as u128 * REST.as_millis() / 1000) as usize;
+
+/// How long threads of a VM are passed over that has spent its budget, and how long if it does so again and again.
+const PASSED: Backoff = Backoff::of(Duration::from_secs(2), Duration::from_secs(60));
+
+/// A VM that was not passed over for so long begins anew.
+const FORGIVEN: Duration = Duration::from_secs(60);
+
 /// Why changes of affinities are learned from looks at threads.
 const NO_EVENT: &str = "a change of a thread's affinity alone makes no event here; it is noticed when the vCPU runs or with the next resync";
 
 /// A thread that is watched.
 #[derive(Clone, Copy, Debug)]
 struct Thread {
+    vm: VmId,
     pid: i32,
     /// The newest location that was sent, if the core has received it and no other since.
     sent: Option<VcpuLocation>,
@@ -80,6 +91,14 @@ impl Shared {
         act(&mut self.threads.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// Threads of a VM.
+    fn threads_of(&self, vm: VmId) -> Vec<(i32, i32)> {
+        self.lock_threads(|threads| {
+            let its = threads.iter().filter(|(_, thread)| thread.vm == vm);
+            its.map(|(tid, thread)| (thread.pid, *tid)).collect()
+        })
+    }
+
     fn read(&self, pid: i32, tid: i32) -> Option<VcpuLocation> {
         read_location(&self.host(), pid, tid).ok()
     }
@@ -87,7 +106,7 @@ impl Shared {
     /// Where a thread is that a kernel event is about. What the event does not contain is asked for only if it can have changed, by a
     /// system call that does not block.
     fn after(&self, event: &LocationEvent) -> After {
-        let Some(Thread { pid, sent }) = self.thread(event.tid) else { return After::Located(None) };
+        let Some(Thread { pid, sent, .. }) = self.thread(event.tid) else { return After::Located(None) };
         let host = self.host();
         let Some(node) = host.node_of_cpu(event.cpu) else { return After::Elsewhere(pid) };
         let sees_affinity = self.sees_affinity.load(Ordering::Relaxed);
@@ -180,13 +199,15 @@ pub(super) fn split(events: &[LocationEvent]) -> impl Iterator<Item = &[Location
 }
 
 pub(super) enum Order {
-    /// Begins to watch a thread of a process, and reports its location.
-    Watch(i32, i32),
+    /// Begins to watch a thread of a VM's process, and reports its location.
+    Watch(VmId, i32, i32),
     /// Reports the location of a thread of a process.
     Report(i32, i32),
     Unwatch(i32),
     /// Moves of these threads need not be known at once, or need to be again.
     Defer(Vec<i32>, bool),
+    /// Until then nothing but the ends of a VM's threads is to make an event.
+    PassOver(VmId, Instant),
     /// Reads where these threads are: at once if events were lost, else a few at a time.
     Look(Vec<(i32, i32)>),
     /// The host's topology has changed.
@@ -198,6 +219,26 @@ pub(super) enum Order {
 pub(super) struct Locator {
     shared: Arc<Shared>,
     worker: Worker<Order>,
+    ledger: Ledger,
+    passed: PassedOver,
+}
+
+/// VMs whose budget for events is spent, until when their threads are passed over, and for how long the next time.
+#[derive(Debug, Default)]
+struct PassedOver(HashMap<VmId, (Instant, Backoff)>);
+
+impl PassedOver {
+    fn has(&self, vm: VmId, now: Instant) -> bool {
+        self.0.get(&vm).is_some_and(|(until, _)| now < *until)
+    }
+
+    /// Until when it is passed over that can pay again after `wait`.
+    fn begin(&mut self, vm: VmId, wait: Duration, now: Instant) -> Instant {
+        self.0.retain(|_, (until, _)| now < *until + FORGIVEN);
+        let (until, backoff) = self.0.entry(vm).or_insert((now, PASSED));
+        *until = now + backoff.duration().max(wait);
+        *until
+    }
 }
 
 impl Locator {
@@ -216,6 +257,13 @@ impl Locator {
         let (theirs, messages) = (Arc::clone(&shared), Arc::clone(&inbox));
         // By the thread that polls, where BPF cannot be used.
         let on_event = move |event: LocationEvent| {
+            // It is read by the next pass over /proc, or at the next interval if it moves on.
+            if event.kind != LocationKind::Exited
+                && let Some(thread) = theirs.thread(event.tid)
+                && messages.ledger.spend(Work::ThreadEvents, Party::Vm(thread.vm), 1).is_err()
+            {
+                return;
+            }
             let located = theirs.take(&event).unwrap_or_else(|pid| {
                 let location = theirs.read(pid, event.tid);
                 let location = location.map(|read| VcpuLocation { time_ns: event.time_ns, ..read });
@@ -232,12 +280,48 @@ impl Locator {
         let by = watcher.health().by;
         info!(source = by.in_use, passed_over = by.why(), "watching vCPU locations");
         let theirs = Arc::clone(&shared);
-        let (waiting, known) = (VecDeque::new(), HashSet::new());
-        let mut task = Task { watcher, shared: theirs, inbox, waiting, known };
+        let (waiting, known, passed, ledger) =
+            (VecDeque::new(), HashSet::new(), HashMap::new(), inbox.ledger.clone());
+        let mut task = Task { watcher, shared: theirs, inbox, waiting, known, passed };
         task.note_health();
         let worker = workers.start("locator", move |orders| task.run(&orders));
         let worker = worker.map_err(|source| LocationError::Watch { act: "starting a thread", source })?;
-        Ok((Self { shared, worker }, events))
+        Ok((Self { shared, worker, ledger, passed: PassedOver::default() }, events))
+    }
+
+    /// Takes events out of those that came together whose VM has spent its budget, but for the ends of threads. Its threads make no
+    /// more of them for a while, and are read like those of a VM that has no channel.
+    pub(super) fn afford(&mut self, events: &mut Vec<LocationEvent>) {
+        if events.len() <= EARNED {
+            return;
+        }
+        let now = Instant::now();
+        let (mut counts, mut spent) = (HashMap::<VmId, usize>::new(), HashSet::new());
+        let vms: Vec<Option<VmId>> = self.shared.lock_threads(|threads| {
+            events.iter().map(|event| threads.get(&event.tid).map(|thread| thread.vm)).collect()
+        });
+        vms.iter().flatten().for_each(|vm| *counts.entry(*vm).or_default() += 1);
+        for (vm, count) in counts {
+            if self.passed.has(vm, now) {
+                spent.insert(vm);
+                continue;
+            }
+            let Some(count) = count.checked_sub(EARNED).filter(|count| *count > 0) else { continue };
+            let count = u32::try_from(count).unwrap_or(u32::MAX);
+            if let Err(wait) = self.ledger.spend(Work::ThreadEvents, Party::Vm(vm), count) {
+                spent.insert(vm);
+                let until = self.passed.begin(vm, wait, now);
+                self.order(Order::PassOver(vm, until));
+            }
+        }
+        if !spent.is_empty() {
+            let mut vms = vms.into_iter();
+            let is_spent = |vm: Option<VmId>| vm.is_some_and(|vm| spent.contains(&vm));
+            events.retain(|event| {
+                let vm = vms.next().flatten();
+                event.kind == LocationKind::Exited || !is_spent(vm)
+            });
+        }
     }
 
     /// What the core is to know of an event of the kernel now. `None`: a location is to be read, which the thread does and reports.
@@ -268,13 +352,16 @@ struct Task {
     /// Threads to be read, in order, each once.
     waiting: VecDeque<(i32, i32)>,
     known: HashSet<i32>,
+    /// VMs whose threads are passed over, and until when.
+    passed: HashMap<VmId, Instant>,
 }
 
 impl Task {
     fn run(mut self, orders: &Jobs<Order>) {
         let mut look_at = Instant::now();
         loop {
-            let goes_on = match orders.wait((!self.waiting.is_empty()).then(|| look_at + SLACK)) {
+            let look = (!self.waiting.is_empty()).then(|| look_at + SLACK);
+            let goes_on = match orders.wait(self.passed.values().copied().chain(look).min()) {
                 Next::Job(order) => self.execute(order),
                 Next::Nothing => true,
                 Next::End => false,
@@ -282,6 +369,7 @@ impl Task {
             if !goes_on {
                 return;
             }
+            self.hear_again(Instant::now());
             if !self.waiting.is_empty() && look_at <= Instant::now() {
                 look_at = Instant::now() + PAUSE;
                 if !self.look_at_some(AT_ONCE, false) {
@@ -293,9 +381,12 @@ impl Task {
 
     fn execute(&mut self, order: Order) -> bool {
         match order {
-            Order::Watch(pid, tid) => {
-                self.shared.lock_threads(|threads| threads.insert(tid, Thread { pid, sent: None }));
+            Order::Watch(vm, pid, tid) => {
+                self.shared.lock_threads(|threads| threads.insert(tid, Thread { vm, pid, sent: None }));
                 self.watch(pid, tid);
+                if self.passed.contains_key(&vm) {
+                    self.watcher.pass_over(tid, true);
+                }
                 return self.report(pid, tid);
             }
             Order::Report(pid, tid) => return self.report(pid, tid),
@@ -313,12 +404,12 @@ impl Task {
                     });
                 }
             }
+            Order::PassOver(vm, until) => {
+                self.passed.insert(vm, until);
+                self.shared.threads_of(vm).iter().for_each(|(_, tid)| self.watcher.pass_over(*tid, true));
+            }
             Order::Look(threads) => {
-                for (pid, tid) in threads {
-                    if self.known.insert(tid) {
-                        self.waiting.push_back((pid, tid));
-                    }
-                }
+                self.look_at(threads);
                 if self.note_health() {
                     return self.look_at_some(usize::MAX, true);
                 }
@@ -333,13 +424,37 @@ impl Task {
         true
     }
 
+    /// Has these threads read by the next passes.
+    fn look_at(&mut self, threads: Vec<(i32, i32)>) {
+        for (pid, tid) in threads {
+            if self.known.insert(tid) {
+                self.waiting.push_back((pid, tid));
+            }
+        }
+    }
+
+    /// Threads of VMs that have been passed over for long enough make events again. Where they have gone meanwhile is read.
+    fn hear_again(&mut self, now: Instant) {
+        let over: Vec<VmId> = self.passed.extract_if(|_, until| *until <= now).map(|(vm, _)| vm).collect();
+        for vm in over {
+            let threads = self.shared.threads_of(vm);
+            threads.iter().for_each(|(_, tid)| self.watcher.pass_over(*tid, false));
+            self.look_at(threads);
+        }
+    }
+
     /// A thread that cannot be watched is still found by the passes over /proc, which try again to watch it.
     fn watch(&self, pid: i32, tid: i32) {
         match self.watcher.watch(pid, tid) {
             // The thread has ended, which the next read reports. Other errors were logged when they first occurred.
             Ok(())
             | Err(LocationError::NoThread { .. } | LocationError::TooMany { .. } | LocationError::Ended) => {}
-            Err(error) => warn!(tid, %error, "the thread is not watched; this is tried again"),
+            Err(error) => {
+                let vm = self.shared.thread(tid).map(|thread| Party::Vm(thread.vm));
+                if let Some(more) = vm.and_then(|vm| self.inbox.ledger.line(vm)) {
+                    warn!(tid, %error, "the thread is not watched; this is tried again{more}");
+                }
+            }
         }
     }
 
@@ -465,7 +580,7 @@ mod tests {
     #[test]
     fn what_has_waited_is_told_once_it_may_wake() {
         let (inbox, locator, pid, tid) = still();
-        locator.order(Order::Watch(pid, tid));
+        locator.order(Order::Watch(1, pid, tid));
         assert_eq!(located(&inbox, COMES), 1);
         // As after a move whose record was not taken: the location that was sent is out of date.
         assert!(locator.reader().read(pid, tid).is_some());
@@ -478,7 +593,7 @@ mod tests {
     #[test]
     fn a_look_that_finds_nothing_new_tells_nothing() {
         let (inbox, locator, pid, tid) = still();
-        locator.order(Order::Watch(pid, tid));
+        locator.order(Order::Watch(1, pid, tid));
         assert_eq!(located(&inbox, COMES), 1);
         locator.order(Order::Look(vec![(pid, tid)]));
         assert_eq!(located(&inbox, COMES_NOT), 0, "the core knows that");
@@ -492,7 +607,7 @@ mod tests {
     #[test]
     fn what_an_event_does_not_say_is_read_by_the_locators_own_thread() {
         let (inbox, locator, pid, tid) = still();
-        locator.order(Order::Watch(pid, tid));
+        locator.order(Order::Watch(1, pid, tid));
         assert_eq!(located(&inbox, COMES), 1);
         // Whatever is read now is new to the core.
         assert!(locator.reader().read(pid, tid).is_some());
@@ -508,13 +623,57 @@ mod tests {
     }
 
     #[test]
+    fn a_vm_that_has_spent_its_budget_is_passed_over_and_no_other_is() {
+        let (inbox, mut locator, pid, _) = still();
+        // No threads of this process, so that nothing else is known of them.
+        let (busy, other) = (i32::MAX - 2, i32::MAX - 1);
+        for (vm, tid) in [(1, busy), (2, other)] {
+            locator.order(Order::Watch(vm, pid, tid));
+            assert_eq!(located(&inbox, COMES), 1, "it is not there");
+        }
+        let event = |tid, kind| LocationEvent { tid, cpu: 0, kind, time_ns: 1 };
+        let mut left_of = |busy_ones: usize| {
+            let mut events = vec![event(busy, LocationKind::Migrated); busy_ones];
+            events.extend([event(other, LocationKind::Migrated), event(busy, LocationKind::Exited)]);
+            locator.afford(&mut events);
+            let of = |tid, kind| events.iter().filter(|event| (event.tid, event.kind) == (tid, kind)).count();
+            let own = of(busy, LocationKind::Migrated);
+            (own, of(other, LocationKind::Migrated), of(busy, LocationKind::Exited))
+        };
+        let (few, at_once) = (EARNED - 2, Work::ThreadEvents.rate().at_once as usize);
+        assert_eq!(left_of(at_once), (at_once, 1, 1), "it has a budget");
+        assert_eq!(left_of(at_once), (0, 1, 1), "which is spent");
+        assert_eq!(left_of(EARNED), (0, 1, 1), "it is passed over");
+        // These are taken without a look at anything.
+        assert_eq!(left_of(few), (few, 1, 1));
+        let limited: Vec<_> = inbox.ledger.limited().into_iter().map(|(of, times, _)| (of, times)).collect();
+        assert_eq!(limited, [((Work::ThreadEvents, Party::Vm(1)), 1)]);
+    }
+
+    #[test]
+    fn a_vm_that_spends_its_budget_again_and_again_is_passed_over_for_longer() {
+        let (mut passed, now, no_wait) = (PassedOver::default(), Instant::now(), Duration::ZERO);
+        let mut until = now;
+        let mut seconds = || {
+            let before = until;
+            until = passed.begin(1, no_wait, before);
+            assert!(passed.has(1, before) && !passed.has(1, until) && !passed.has(2, before));
+            (until - before).as_secs()
+        };
+        assert_eq!([(); 7].map(|()| seconds()), [2, 4, 8, 16, 32, 60, 60]);
+        let later = until + FORGIVEN;
+        assert_eq!(passed.begin(1, no_wait, later) - later, Duration::from_secs(2), "it is forgiven");
+        assert_eq!(passed.begin(2, FORGIVEN, later) - later, FORGIVEN, "until it can pay");
+    }
+
+    #[test]
     fn another_cpu_of_the_same_node_is_nothing_to_wake_up_for() {
         let sent = VcpuLocation { cpu: 3, node: 1, pinned: None, time_ns: 7 };
-        let thread = Thread { pid: 1, sent: Some(sent) };
+        let thread = Thread { vm: 1, pid: 1, sent: Some(sent) };
         assert!(thread.is_on_known_node(VcpuLocation { cpu: 2, time_ns: 9, ..sent }));
         for other in [VcpuLocation { node: 0, ..sent }, VcpuLocation { pinned: Some(1), ..sent }] {
             assert!(!thread.is_on_known_node(other), "{other:?}");
         }
-        assert!(!Thread { pid: 1, sent: None }.is_on_known_node(sent));
+        assert!(!Thread { sent: None, ..thread }.is_on_known_node(sent));
     }
 }

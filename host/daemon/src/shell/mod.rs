@@ -331,6 +331,7 @@ impl Shell {
             // Polling has taken over.
             None => self.kernel = None,
         }
+        self.locator.afford(&mut events);
         for events in locator::split(&events) {
             let events: Vec<_> = events.iter().filter_map(|event| self.locator.take(event)).collect();
             self.step(events);
@@ -545,7 +546,11 @@ impl Shell {
                 self.scanner.forget_record(pid);
                 self.affinities.order(Order::ForgetProcess(pid));
             }
-            Command::Watch(pid, tid) => self.locator.order(locator::Order::Watch(pid, tid)),
+            Command::Watch(pid, tid) => {
+                if let Some(vm) = self.core.vm_of_thread(tid) {
+                    self.locator.order(locator::Order::Watch(vm, pid, tid));
+                }
+            }
             Command::Unwatch(tid) => self.locator.order(locator::Order::Unwatch(tid)),
             Command::Defer(threads, waits) => self.locator.order(locator::Order::Defer(threads, waits)),
             Command::Look(threads) => self.locator.order(locator::Order::Look(threads)),
