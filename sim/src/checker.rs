@@ -475,7 +475,7 @@ impl Checker {
                 self.expect(known, "leak", || format!("connection {connection} is closed twice"));
             }
             Command::Ask(_, connection, ask) => self.asked(*connection, ask),
-            Command::Describe(connection) | Command::Probe(connection) => {
+            Command::Describe(connection, _) | Command::Probe(connection) => {
                 let open = self.connections.contains_key(connection);
                 self.expect(open, "ask", || format!("{command:?}, which is closed"));
             }

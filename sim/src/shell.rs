@@ -37,7 +37,7 @@ impl Simulation {
                 self.report(connection, MILLI, Report::Outcome(task, Outcome::Marked(Ok(()))));
             }
             Command::Ask(task, connection, ask) => self.order(connection, Job::Ask(task, ask)),
-            Command::Describe(connection) => self.order(connection, Job::Describe),
+            Command::Describe(connection, _) => self.order(connection, Job::Describe),
             Command::Probe(connection) => self.order(connection, Job::Probe),
             Command::Publish(task, generation, publication) => {
                 return Some(self.publish(task, generation, publication, lost));

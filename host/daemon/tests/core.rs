@@ -120,7 +120,7 @@ impl Run {
                     self.task = task;
                     self.asked.push((connection, ask));
                 }
-                Command::Describe(connection) => self.described.push(connection),
+                Command::Describe(connection, _) => self.described.push(connection),
                 Command::Publish(task, generation, publication) => {
                     self.published.push((task.vm, generation, publication));
                     more.push(Event::Published(task, Ok(generation + 1)));

@@ -153,8 +153,8 @@ impl Run {
                 Command::StopMemory(_) => self.stopped += 1,
                 Command::Reply(reply) => reply.give(),
                 Command::Announce(api::Event::Memory { step, .. }) => self.steps.push(step),
-                Command::Log(_, line) => self.lines.push(line),
-                Command::Describe(_) => {}
+                Command::Log(_, _, line) => self.lines.push(line),
+                Command::Describe(..) => {}
                 _ => {}
             }
         }

@@ -126,14 +126,14 @@ impl Run {
                     let attached = Outcome::Attached(Ok(u64::from(epoch) << 32 | 1));
                     more.push(Event::Hypervisor(connection, Report::Outcome(task, attached)));
                 }
-                Command::Describe(_) => self.described += 1,
+                Command::Describe(..) => self.described += 1,
                 Command::MoveMemory(task, pid, order) => {
                     self.moving = task;
                     self.orders.push((pid, order));
                 }
                 Command::StopMemory(_) => self.stopped += 1,
                 Command::Announce(api::Event::Memory { step, .. }) => self.events.push(step),
-                Command::Log(_, line) => self.lines.push(line),
+                Command::Log(_, _, line) => self.lines.push(line),
                 _ => {}
             }
         }

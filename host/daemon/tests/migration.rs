@@ -187,7 +187,7 @@ impl Run {
                         self.done.push("publish".into());
                         events.push_back(Event::Published(task, Ok(generation + 1)));
                     }
-                    Command::Describe(connection) => {
+                    Command::Describe(connection, _) => {
                         let described = Report::Described(self.description.clone());
                         events.push_back(Event::Hypervisor(connection, described));
                     }
@@ -208,7 +208,7 @@ impl Run {
                     }
                     Command::Confine(..) => self.done.push("confine".into()),
                     Command::Reply(reply) => reply.give(),
-                    Command::Log(level, line) => self.log.push((level, line)),
+                    Command::Log(_, level, line) => self.log.push((level, line)),
                     _ => {}
                 }
             }

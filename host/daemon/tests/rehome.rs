@@ -197,7 +197,7 @@ impl Run {
                         let attached = Report::Outcome(task, Outcome::Attached(Ok(CHANNEL)));
                         events.push_back(Event::Hypervisor(connection, attached));
                     }
-                    Command::Describe(connection) => {
+                    Command::Describe(connection, _) => {
                         events.push_back(Event::Hypervisor(connection, Report::Described(self.described())));
                     }
                     Command::Reply(reply) => reply.give(),

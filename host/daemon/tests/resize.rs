@@ -120,7 +120,7 @@ impl Run {
                         let seen = self.problem.clone().map_or_else(|| Ok(self.observation()), Err);
                         events.push_back(Event::MemoryObserved(task, seen));
                     }
-                    Command::Describe(connection) => {
+                    Command::Describe(connection, _) => {
                         self.described += 1;
                         let report = Report::Described(self.description.clone());
                         events.push_back(Event::Hypervisor(connection, report));
@@ -134,7 +134,7 @@ impl Run {
                         events.extend((!self.unanswered).then_some(outcome));
                     }
                     Command::Reply(reply) => reply.give(),
-                    Command::Log(_, line) => self.log.push(line),
+                    Command::Log(_, _, line) => self.log.push(line),
                     _ => {}
                 }
             }

@@ -177,7 +177,7 @@ impl Run {
                 Command::ForgetMask(_, tid) => self.forgotten.push(tid),
                 Command::Announce(event) => self.events.push(event),
                 Command::Reply(reply) => reply.give(),
-                Command::Log(level, line) => {
+                Command::Log(_, level, line) => {
                     self.warnings += usize::from(level == Level::Warn);
                     self.lines.push(line);
                 }

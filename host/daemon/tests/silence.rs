@@ -192,6 +192,33 @@ fn descriptors_of(peer: &Peer) -> usize {
         .count()
 }
 
+#[test]
+fn one_that_never_stops_talking_waits_itself_and_nobody_else_does() {
+    let host = Host::start();
+    let (good, peer) = (host.peer("good", "healthy"), host.peer("web", "floods"));
+    for name in ["good", "web"] {
+        host.wait_until(name, "answers");
+    }
+    peer.flood();
+    let limited = || ask(&host.daemon.socket, "GET", "/v1/daemon", "").1["limited"].clone();
+    let is_limited = |limited: &Value| {
+        let all = limited.as_array().cloned().unwrap_or_default();
+        all.iter().any(|one| one["work"] == "hypervisor-events" && one["party"] == "vm web")
+    };
+    wait_for("it to be limited", || is_limited(&limited()));
+    let before = peer.flooded();
+    for (cpu, nodes) in [(1, [1, 1]), (0, [0, 1]), (1, [1, 1])] {
+        pin(good.vcpu(0), cpu);
+        wait_for("the other's move", || host.nodes("good") == nodes.map(|node| json!(node)));
+    }
+    assert_eq!(host.post("good/attach", "").0, 200);
+    std::thread::sleep(Duration::from_millis(500));
+    // What its socket holds, and what is read of it while an answer is waited for. Who reads all reads a million.
+    let flooded = peer.flooded() - before;
+    assert!(flooded < 50_000, "{flooded} lines were read");
+    assert!(limited().as_array().is_some_and(|all| all.iter().all(|one| one["party"] != "vm good")));
+}
+
 /// Named it is, but an attach of that moment succeeds.
 #[test]
 fn one_that_is_slow_for_a_moment_still_does_what_it_is_asked_for() {

@@ -125,7 +125,7 @@ impl Core {
             let Replug { vcpu, node } = replug;
             let line =
                 format!("{name}: vCPU {vcpu} is replugged to guest node {node}: its guest has no channel");
-            self.log(Level::Info, line);
+            self.log(task.vm, Level::Info, line);
         }
         self.ask(task, Ask::Replug(replug.vcpu, replug.node));
     }

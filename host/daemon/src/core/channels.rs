@@ -68,7 +68,7 @@ impl Core {
             Ok(first) => {
                 self.channel_event(id, ChannelEvent::Attached(first));
                 let name = self.name_of(id);
-                self.log(Level::Info, format!("{name}: topology channel attached"));
+                self.log(id, Level::Info, format!("{name}: topology channel attached"));
                 self.announce(api::Event::Attached { vm: name, time_ns: self.now_ns });
                 // Answered after the first publication.
                 for Waiting { then, .. } in self.waiting.take(id, Until::Attached) {
@@ -110,7 +110,11 @@ impl Core {
             Err(refusal) => {
                 if self.channel_event(id, ChannelEvent::PublishFailed).is_some() {
                     let name = self.name_of(id);
-                    self.log(Level::Warn, format!("{name}: nothing can be published any more: {refusal}"));
+                    self.log(
+                        task.vm,
+                        Level::Warn,
+                        format!("{name}: nothing can be published any more: {refusal}"),
+                    );
                 }
                 self.refuse_first(id, Until::Published, refusal);
             }
@@ -154,7 +158,7 @@ impl Core {
         unplug.kept(now_ns);
         if unplug.ignored == 1 {
             let line = "its guest has not released the channel's device, and is asked again";
-            self.log(Level::Info, format!("{name}: {line}"));
+            self.log(id, Level::Info, format!("{name}: {line}"));
         }
         Refusal::AskedAgain { source: error }
     }
@@ -168,7 +172,7 @@ impl Core {
         let line = format!(
             "{name}: its guest has not released the channel's device, which it was asked for {times} times; it is asked no more"
         );
-        self.log(Level::Warn, line);
+        self.log(id, Level::Warn, line);
     }
 
     /// The device is unplugged, for whatever reason.
@@ -180,7 +184,7 @@ impl Core {
             return;
         }
         self.migration_event(id, MigrationEvent::Released);
-        self.log(Level::Info, format!("{name}: topology channel detached"));
+        self.log(id, Level::Info, format!("{name}: topology channel detached"));
         self.announce(api::Event::Detached { vm: name, time_ns: self.now_ns });
         self.refuse_first(id, Until::Published, Refusal::NotAttached { vm: self.name_of(id) });
         self.reached(id, Until::Detached);
@@ -203,7 +207,7 @@ impl Core {
             Some(ChannelState::LostDetaching) => {
                 let name = self.name_of(id);
                 let line = "the hypervisor has carried out an attach that had timed out; it is undone";
-                self.log(Level::Info, format!("{name}: {line}"));
+                self.log(id, Level::Info, format!("{name}: {line}"));
                 self.is_to_be_unplugged(id);
                 // It reports that the device is gone, now or when the guest lets go.
                 self.want_plugged(id, Reason::TimedOut);
@@ -229,11 +233,11 @@ impl Core {
         let name = self.name_of(id);
         match outcome {
             Ok(_) => {
-                self.log(Level::Info, format!("{name}: topology channel taken over"));
+                self.log(id, Level::Info, format!("{name}: topology channel taken over"));
                 self.announce(api::Event::Attached { vm: name, time_ns: self.now_ns });
             }
             Err(refusal @ Refusal::CameAlong { .. }) => {
-                self.log(Level::Info, refusal.to_string());
+                self.log(id, Level::Info, refusal.to_string());
                 // One that waits for its guest arrives later.
                 if let Some((_, vm)) = self.world.vm_mut(id) {
                     vm.came_along |= !vm.waits();
@@ -241,7 +245,7 @@ impl Core {
             }
             Err(refusal) => {
                 let line = format!("{name}: its topology channel is lost; detach and attach it: {refusal}");
-                self.log(Level::Warn, line);
+                self.log(id, Level::Warn, line);
             }
         }
     }
@@ -296,13 +300,13 @@ impl Core {
                     VmError::ReplugUndescribed { new, .. } => Some(new),
                     _ => None,
                 };
-                self.log(Level::Warn, format!("{name}: {error}"));
+                self.log(id, Level::Warn, format!("{name}: {error}"));
                 self.refuse_first(id, Until::Replugged, error.into());
                 let Some(new) = done else { return };
                 new
             }
         };
-        self.log(Level::Info, format!("{name}: vCPU {vcpu} is replugged to guest node {guest_node}"));
+        self.log(id, Level::Info, format!("{name}: vCPU {vcpu} is replugged to guest node {guest_node}"));
         self.announce(api::Event::Replugged { vm: name, vcpu, new_vcpu, guest_node, time_ns: now_ns });
     }
 

@@ -7,8 +7,8 @@ use super::{
 use vnuma_api as api;
 use vnuma_hypervisor::{Plugged, VmError};
 use vnuma_model::{
-    ApicId, CpuSet, GuestNodeId, HostNodeId, HostTopology, MigrationProgress, Steal, Vcpu, VcpuLocation,
-    VmCandidate, VmDescription, VmHandle,
+    ApicId, CpuSet, GuestNodeId, HostNodeId, HostTopology, MigrationProgress, Party, Steal, Vcpu,
+    VcpuLocation, VmCandidate, VmDescription, VmHandle,
 };
 use vnuma_policy::{
     Publication,
@@ -139,6 +139,8 @@ pub enum Report {
     Ended,
     /// The VM was described again.
     Described(VmDescription),
+    /// It was not, as the user who wanted it has wanted too many.
+    NotDescribed,
     /// What was asked under this id has ended. It is reported once, unless the connection is lost before.
     Outcome(TaskId, Outcome),
     /// It is marked to be attached as soon as it runs, as was found when it greeted.
@@ -302,8 +304,9 @@ pub enum Command {
     Disconnect(ConnectionId),
     /// Ask a hypervisor; [`Report::Outcome`] answers.
     Ask(TaskId, ConnectionId, Ask),
-    /// Have a VM described again; [`Report::Described`] answers, as it does when the hypervisor says that something has changed.
-    Describe(ConnectionId),
+    /// Have a VM described again; [`Report::Described`] answers, as it does when the hypervisor says that something has changed. Whose
+    /// budget pays: the VM's, for which it may have to wait, that of a user who looks, or none's, if one who may act wants it.
+    Describe(ConnectionId, Option<Party>),
     /// Probe whether a hypervisor still answers. Only one that does not has something to report.
     Probe(ConnectionId),
     /// Publish to a guest; [`Event::Published`] answers.
@@ -378,6 +381,6 @@ pub enum Command {
     Reply(Reply),
     /// Give an event to those who watch events.
     Announce(api::Event),
-    /// Write a line of the log.
-    Log(Level, String),
+    /// Write a line of the log; one that a VM can cause as often as it likes, if there is one.
+    Log(Option<VmId>, Level, String),
 }

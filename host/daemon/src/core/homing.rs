@@ -32,7 +32,7 @@ impl Core {
         let before = self.world.set_memory_policy(id, policy, now_ns);
         if let Some(before) = before.filter(|before| *before != policy) {
             self.world.stop_memory(id, |why| matches!(why, MemoryReason::Home(_)));
-            self.log(Level::Info, format!("{name}: its memory policy is {policy}, was {before}"));
+            self.log(None, Level::Info, format!("{name}: its memory policy is {policy}, was {before}"));
         }
         Ok((id, None))
     }
@@ -62,7 +62,7 @@ impl Core {
         let problem = outcome.as_ref().err().cloned();
         self.world.note_observation(task, outcome, self.now_ns);
         if let Some(problem) = problem.as_ref().filter(|problem| before.as_ref() != Some(*problem)) {
-            self.log(Level::Warn, format!("{name}: where its memory is cannot be seen: {problem}"));
+            self.log(task.vm, Level::Warn, format!("{name}: where its memory is cannot be seen: {problem}"));
         }
         match problem {
             None => self.reached(id, Until::MemoryObserved),
@@ -81,7 +81,7 @@ impl Core {
         let problem = outcome.as_ref().err().cloned();
         self.world.note_hotness(task, outcome, self.now_ns);
         if let Some(problem) = problem.filter(|problem| before.as_ref() != Some(problem)) {
-            self.log(Level::Info, format!("{name}: how hot its memory is is not known: {problem}"));
+            self.log(task.vm, Level::Info, format!("{name}: how hot its memory is is not known: {problem}"));
         }
     }
 

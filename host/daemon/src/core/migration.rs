@@ -92,7 +92,7 @@ impl Core {
             ChannelState::Detaching(..) => return Err(Refusal::Detaching { vm: vm_name() }),
         };
         let now_ns = self.now_ns;
-        self.log(Level::Info, format!("{name}: it migrates to {destination}"));
+        self.log(None, Level::Info, format!("{name}: it migrates to {destination}"));
         if let Some((_, vm)) = self.world.vm_mut(id) {
             // The migration asks for that itself.
             (vm.unplug, vm.came_along) = (None, false);
@@ -160,7 +160,7 @@ impl Core {
         let line = format!("{name}: its migration to {}: {}{problem}", migration.destination, phase.name());
         let level = if phase == Phase::Failed { Level::Warn } else { Level::Info };
         self.states.migrated.count(phase);
-        self.log(level, line);
+        self.log(id, level, line);
         if phase == Phase::Done {
             return self.left(id);
         }
@@ -174,7 +174,7 @@ impl Core {
         self.migration_event(id, MigrationEvent::Left);
         if let Some(vm) = self.vm(id) {
             let line = format!("{}: it has left for another host", vm.name());
-            self.log(Level::Info, line);
+            self.log(id, Level::Info, line);
         }
         self.drop_left(id);
         let now_ns = self.now_ns;
@@ -283,7 +283,11 @@ impl Core {
             return;
         }
         let name = self.name_of(id);
-        self.log(Level::Warn, format!("{name}: it could not be attached yet, which is tried on: {problem}"));
+        self.log(
+            id,
+            Level::Warn,
+            format!("{name}: it could not be attached yet, which is tried on: {problem}"),
+        );
         self.migration_event(id, MigrationEvent::AttachFailed(problem));
     }
 
@@ -300,7 +304,7 @@ impl Core {
         vm.assigned.clear();
         vm.came_along = vm.channel.is_plugged();
         let name = vm.name().to_owned();
-        self.log(Level::Info, format!("{name}: its guest has arrived"));
+        self.log(id, Level::Info, format!("{name}: its guest has arrived"));
     }
 }
 

@@ -218,7 +218,11 @@ impl Core {
 
     fn host_changed(&mut self, host: HostTopology) {
         let (nodes, cpus) = (host.nodes.len(), host.nodes.iter().map(|node| node.cpus.len()).sum::<usize>());
-        self.log(Level::Info, format!("the host's topology changed: {nodes} nodes, {cpus} CPUs online"));
+        self.log(
+            None,
+            Level::Info,
+            format!("the host's topology changed: {nodes} nodes, {cpus} CPUs online"),
+        );
         self.world.host_changed(host, self.now_ns);
         // A CPU without a known node may have one now.
         self.look_at_all();
@@ -243,8 +247,9 @@ impl Core {
         self.world.get(id)?.vm.as_ref()
     }
 
-    fn log(&mut self, level: Level, line: String) {
-        self.commands.push(Command::Log(level, line));
+    /// `about`: the VM that can have as many of these lines logged as it likes. What operators have done is always logged.
+    fn log(&mut self, about: impl Into<Option<VmId>>, level: Level, line: String) {
+        self.commands.push(Command::Log(about.into(), level, line));
     }
 
     fn announce(&mut self, event: api::Event) {

@@ -29,7 +29,7 @@ impl Core {
             }
         };
         if let Some((level, line)) = line {
-            self.log(level, format!("{name}: {line}"));
+            self.log(task.vm, level, format!("{name}: {line}"));
         }
         self.recount(task.vm);
     }

@@ -9,6 +9,7 @@ use super::{
     waiting::{Then, Until},
 };
 use vnuma_api as api;
+use vnuma_model::Party;
 use vnuma_policy::{
     rehome::{Rehome, RehomePhase},
     world::{RehomeWish, Vm, VmId},
@@ -18,23 +19,25 @@ use vnuma_policy::{
 const SHOWN_NS: u64 = 1_000_000_000;
 
 impl Core {
-    /// A client asks how far a re-home is.
-    pub(super) fn want_rehome_shown(&mut self, name: &str) -> Taken {
+    /// A client asks how far a re-home is, at whose expense.
+    pub(super) fn want_rehome_shown(&mut self, name: &str, payer: Option<Party>) -> Taken {
         let id = self.with_guest_nodes(name)?;
         let now_ns = self.now_ns;
         let old = |vm: &Vm| !vm.is_rehomed() && now_ns.saturating_sub(vm.described_ns) >= SHOWN_NS;
         let answers = self.world.get(id).is_some_and(|managed| managed.responsive().is_some());
         let described = answers && self.vm(id).is_some_and(old);
         if described {
-            self.describe_once(id);
+            self.describe_once(id, payer);
         }
         Ok((id, described.then_some(Until::Described)))
     }
 
     /// VMs with bound memory are rarely described again, but a re-home needs to know where the memory is now.
     pub(super) fn describe_first(&mut self, id: VmId, then: Then) {
+        // An operator does not wait for what a guest has spent.
+        let payer = then.is_a_policys().then_some(Party::Vm(id));
         self.wait(id, Until::Described, then);
-        self.describe_once(id);
+        self.describe_once(id, payer);
     }
 
     /// An operator wants another home for a guest node. The VM is described and its memory looked at first.
@@ -59,7 +62,7 @@ impl Core {
         }
         self.state(id).counts.rehome(&RehomePhase::Stopped);
         self.world.stop_memory(id, |_| true);
-        self.log(Level::Info, format!("{name}: the re-home was stopped; what was moved stays"));
+        self.log(None, Level::Info, format!("{name}: the re-home was stopped; what was moved stays"));
         Ok((id, None))
     }
 
@@ -90,6 +93,7 @@ impl Core {
         let RehomeWish { guest_node, node, why, .. } = wish;
         let because = why.map(|why| format!(", as {}", render::why_rehomed(&why))).unwrap_or_default();
         self.log(
+            None,
             Level::Info,
             format!("{name}: guest node {guest_node} gets its home on node {node}{because}"),
         );
@@ -99,7 +103,7 @@ impl Core {
     /// Stores the next state of a re-home, and logs it if its phase is another one.
     pub(super) fn take_rehome_on(&mut self, id: VmId, rehome: Rehome) {
         if rehome.unseen {
-            self.describe_once(id);
+            self.describe_once(id, None);
         }
         if self.world.rehome_changed(id, rehome.clone()) {
             self.log_rehome(id, &rehome);
@@ -119,7 +123,7 @@ impl Core {
         };
         let level = if *rehome.phase() == RehomePhase::Failed { Level::Warn } else { Level::Info };
         let line = format!("{name}: guest node {guest_node}, its new home on node {to}: {what}{problem}");
-        self.log(level, line);
+        self.log(id, level, line);
     }
 
     /// The guest nodes of a VM and the last re-home, or one that is planned.

@@ -40,7 +40,7 @@ impl Core {
         if !self.world.stop_resizes(id) {
             return Err(Refusal::NoResize { vm: name.to_owned() });
         }
-        self.log(Level::Info, format!("{name}: its guest nodes keep the sizes that they have by now"));
+        self.log(None, Level::Info, format!("{name}: its guest nodes keep the sizes that they have by now"));
         Ok((id, None))
     }
 
@@ -55,7 +55,7 @@ impl Core {
         if let Some(failed) = self.world.resize_answered(task, outcome, self.now_ns) {
             self.log_resize(task.vm, &failed);
         }
-        self.describe(task.vm);
+        self.describe_for(task.vm, None);
     }
 
     /// Describes VMs whose sizes change: the hypervisor's event for that may have been lost.
@@ -89,7 +89,7 @@ impl Core {
         };
         let bad = matches!(resize.phase(), ResizePhase::Failed | ResizePhase::Partly);
         let line = format!("{name}: guest node {node}: {what}");
-        self.log(if bad { Level::Warn } else { Level::Info }, line);
+        self.log(None, if bad { Level::Warn } else { Level::Info }, line);
     }
 
     /// How large guest nodes of a VM are, and the last changes or one that is planned.

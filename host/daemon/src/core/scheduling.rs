@@ -89,7 +89,7 @@ impl Core {
         if before != policy {
             self.world.set_policy(id, policy);
             self.world.stop_memory(id, |why| matches!(why, MemoryReason::Nearer(_)));
-            self.log(Level::Info, format!("{vm}: its policy is {policy}, was {before}"));
+            self.log(None, Level::Info, format!("{vm}: its policy is {policy}, was {before}"));
             let policy = policy.to_string();
             self.announce(api::Event::Policy { vm, policy, time_ns: self.now_ns });
         }
@@ -165,7 +165,7 @@ impl Core {
         if lost > 0 {
             line += &format!("; {lost} vCPUs have lost theirs until the next period");
         }
-        self.log(Level::Info, line);
+        self.log(None, Level::Info, line);
         self.world.scheduler_loads += u64::from(switch.to == Mechanism::Scheduler);
     }
 
@@ -175,7 +175,7 @@ impl Core {
         let line = format!(
             "{name}: vCPU {vcpu}: somebody else has set its CPUs to {mask}: that is its operator's mask now"
         );
-        self.log(Level::Info, line);
+        self.log(id, Level::Info, line);
     }
 
     /// Masks were set, or could not be.
@@ -227,7 +227,7 @@ impl Core {
             None => vm.unassign(host, vcpu),
         }
         let step = render::step(&made);
-        self.log(Level::Info, format!("{name}: {}", step.text(vcpu)));
+        self.log(None, Level::Info, format!("{name}: {}", step.text(vcpu)));
         self.announce(api::Event::Confined { vm: name, vcpu, step });
         self.locate(id, vcpu, location);
     }
@@ -241,7 +241,7 @@ impl Core {
         let problem = source.to_string();
         let before = self.state(id).confine_problems.insert(vcpu, problem.clone());
         let level = if before.as_ref() == Some(&problem) { Level::Debug } else { Level::Warn };
-        self.log(level, format!("{name}: the CPUs of vCPU {vcpu} could not be set: {problem}"));
+        self.log(task.vm, level, format!("{name}: the CPUs of vCPU {vcpu} could not be set: {problem}"));
         self.refuse_first(id, Until::MasksReturned, Refusal::Confine { vm: name, vcpu, source });
     }
 
@@ -260,7 +260,7 @@ impl Core {
                     let line = format!(
                         "{name}: {count} threads have their operator's CPUs again, which an earlier vnumad had confined"
                     );
-                    self.log(Level::Info, line);
+                    self.log(task.vm, Level::Info, line);
                 }
             }
             Err(problem) => {
@@ -270,7 +270,7 @@ impl Core {
                     let line = format!(
                         "{name}: an earlier vnumad has confined vCPUs, and that is not undone yet: {problem}"
                     );
-                    self.log(Level::Warn, line);
+                    self.log(task.vm, Level::Warn, line);
                 }
             }
         }

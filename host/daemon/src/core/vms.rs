@@ -12,7 +12,7 @@ use super::{
 use std::collections::{BTreeMap, HashSet};
 use vnuma_api as api;
 use vnuma_hypervisor::VmError;
-use vnuma_model::{ApicId, RunState, Vcpu, VmCandidate, VmDescription};
+use vnuma_model::{ApicId, Party, RunState, Vcpu, VmCandidate, VmDescription};
 use vnuma_policy::migration::MigrationEvent;
 use vnuma_policy::world::{
     ChannelEvent, ConnectionId, DescriptionSource, Link, LinkEvent, ManagedVm, Move, ProcessState,
@@ -55,7 +55,7 @@ impl Core {
     /// A scan that fails ends no VM.
     pub(super) fn scan_failed(&mut self, problem: String) {
         if self.registry.scan_problem.as_ref() != Some(&problem) {
-            self.log(Level::Warn, format!("cannot look for VMs; the known ones stay: {problem}"));
+            self.log(None, Level::Warn, format!("cannot look for VMs; the known ones stay: {problem}"));
         }
         self.registry.scan_problem = Some(problem);
     }
@@ -91,7 +91,7 @@ impl Core {
         let line = problem.map(|problem| format!("{}: it does not answer: {problem}", managed.handle));
         let closed = before.connection().filter(|connection| managed.link.connection() != Some(*connection));
         if let Some(line) = line {
-            self.log(Level::Warn, line);
+            self.log(id, Level::Warn, line);
         }
         if let Some(connection) = closed {
             self.registry.connections.remove(&connection);
@@ -108,6 +108,7 @@ impl Core {
             }
             Report::Up(description, channel) => self.up(id, description, channel),
             Report::Described(description) => self.described(id, description),
+            Report::NotDescribed => self.reached(id, Until::Described),
             Report::Left => self.left(id),
             Report::Slow(problem, pid) => {
                 self.watch_process(id, pid);
@@ -242,7 +243,7 @@ impl Core {
         self.world.set_memory_policy(id, memory_policy, self.now_ns);
         if announce_end || !was_known {
             let how = if source == DescriptionSource::Hypervisor { "" } else { "; it does not answer" };
-            self.log(Level::Info, format!("{name}: VM found, process {pid}, {count} vCPUs{how}"));
+            self.log(id, Level::Info, format!("{name}: VM found, process {pid}, {count} vCPUs{how}"));
             self.announce(api::Event::Appeared { vm: name, time_ns: self.now_ns });
         }
     }
@@ -392,7 +393,7 @@ impl Core {
         let expected = !known && error.nobody_listening();
         if expected {
             let handle = self.world.get(id).map(|managed| managed.handle.to_string()).unwrap_or_default();
-            self.log(Level::Debug, format!("{handle}: no VM behind it: {error}"));
+            self.log(id, Level::Debug, format!("{handle}: no VM behind it: {error}"));
         }
         let problem = (!expected).then(|| error.to_string());
         // A place in the queue is free as soon as another client leaves.
@@ -449,7 +450,7 @@ impl Core {
         let name = vm.description.name.clone();
         self.remember_migration(vm);
         self.refuse_ended(id, &name);
-        self.log(Level::Info, format!("{name}: VM gone"));
+        self.log(id, Level::Info, format!("{name}: VM gone"));
         self.announce(api::Event::Gone { vm: name, time_ns: self.now_ns });
     }
 
@@ -497,8 +498,8 @@ impl Core {
         }
         let (handle, problem) = (managed.handle.clone(), render::problem(managed));
         match stopped {
-            Some(_) => self.log(Level::Warn, format!("{handle}: {}", problem.unwrap_or_default())),
-            None => self.log(Level::Info, format!("{handle}: the hypervisor (process {pid}) runs again")),
+            Some(_) => self.log(id, Level::Warn, format!("{handle}: {}", problem.unwrap_or_default())),
+            None => self.log(id, Level::Info, format!("{handle}: the hypervisor (process {pid}) runs again")),
         }
     }
 
@@ -524,18 +525,23 @@ impl Core {
         }
     }
 
-    /// Has a VM described again, if its hypervisor is connected to.
+    /// Has a VM described again at its own expense, if its hypervisor is connected to.
     pub(super) fn describe(&mut self, id: VmId) {
+        self.describe_for(id, Some(Party::Vm(id)));
+    }
+
+    /// The same at the expense of this party, or of none.
+    pub(super) fn describe_for(&mut self, id: VmId, payer: Option<Party>) {
         let connection = self.world.get(id).and_then(|managed| managed.link.connection());
-        self.commands.extend(connection.map(Command::Describe));
+        self.commands.extend(connection.map(|connection| Command::Describe(connection, payer)));
     }
 
     /// The same. It counts as described now, so that a slow VM is asked only once.
-    pub(super) fn describe_once(&mut self, id: VmId) {
+    pub(super) fn describe_once(&mut self, id: VmId, payer: Option<Party>) {
         if let Some((_, vm)) = self.world.vm_mut(id) {
             vm.described_ns = self.now_ns;
         }
-        self.describe(id);
+        self.describe_for(id, payer);
     }
 
     /// Unbound memory changes its home without an event.
@@ -547,6 +553,6 @@ impl Core {
             vm.has_unbound_memory() && now_ns.saturating_sub(vm.described_ns) >= wait_ns
         };
         let due: Vec<_> = self.world.iter().filter(|(_, m)| is_due(m)).map(|(id, _)| id).collect();
-        due.into_iter().for_each(|id| self.describe_once(id));
+        due.into_iter().for_each(|id| self.describe_once(id, Some(Party::Vm(id))));
     }
 }

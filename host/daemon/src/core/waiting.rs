@@ -62,6 +62,13 @@ pub(super) enum Then {
     Resize(ResizeWish, ReplyTo<api::Sizes>),
 }
 
+impl Then {
+    /// Does a policy want it, and no client?
+    pub(super) fn is_a_policys(&self) -> bool {
+        matches!(self, Self::Rehome(_, None))
+    }
+}
+
 /// A request that waits.
 pub(super) struct Waiting {
     pub vm: VmId,
@@ -150,7 +157,7 @@ impl Core {
             Then::Rehome(_, Some(to)) => self.answer(to, |_| Err(refusal)),
             Then::Resize(_, to) => self.answer(to, |_| Err(refusal)),
             Then::Rehome(_, None) => {
-                self.log(Level::Warn, format!("{refusal}; its vCPUs have come to stay elsewhere"));
+                self.log(None, Level::Warn, format!("{refusal}; its vCPUs have come to stay elsewhere"));
             }
         }
     }

@@ -27,6 +27,7 @@ mod access_samples;
 mod affinities;
 mod capabilities;
 mod channel_records;
+mod descriptions;
 mod doorbells;
 mod groups;
 mod hotness;
@@ -92,7 +93,7 @@ use vm_worker::{Job, VmWorker};
 use vnuma_api as api;
 use vnuma_channel::Channel;
 use vnuma_hypervisor::{Source, VmBackend, VmError};
-use vnuma_model::{Capability, HostTopology, Limited, Party, VmHandle};
+use vnuma_model::{Capability, HostTopology, Limited, Party, VmHandle, Work};
 use vnuma_observe::{
     HostWatcher,
     location::{BPF, KernelEvents, monotonic_ns},
@@ -441,7 +442,11 @@ impl Shell {
     fn keep(&mut self, vm: VmId, channel: Channel) -> u64 {
         let next = channel.next_generation();
         if let Err(error) = self.doorbells.watch(vm, &channel) {
-            warn!(%error, "acknowledgements of a guest cannot be received");
+            self.log(
+                Some(vm),
+                Level::Warn,
+                &format!("acknowledgements of a guest cannot be received: {error}"),
+            );
         }
         self.channels.insert(vm, channel);
         next
@@ -456,7 +461,7 @@ impl Shell {
         let known = self.core.world().get(vm).and_then(|managed| managed.vm.as_ref());
         let news = known.is_none_or(|known| known.stats.driver != status);
         let acknowledged = acknowledged.unwrap_or_else(|error| {
-            warn!(%error, "cannot read acknowledgements");
+            self.log(Some(vm), Level::Warn, &format!("cannot read acknowledgements: {error}"));
             None
         });
         [news.then_some(Event::Driver(vm, status)), acknowledged.map(|of| Event::Acknowledged(vm, of))]
@@ -536,7 +541,7 @@ impl Shell {
             Command::Connect(vm, connection, handle) => return self.connect(vm, connection, handle),
             Command::Disconnect(connection) => drop(self.workers.remove(&connection)),
             Command::Ask(task, connection, ask) => self.order(connection, Job::Ask(task, ask)),
-            Command::Describe(connection) => self.order(connection, Job::Describe),
+            Command::Describe(connection, payer) => return self.describe(connection, payer),
             Command::Probe(connection) => self.order(connection, Job::Probe),
             Command::Publish(task, generation, publication) => {
                 return Some(Event::Published(task, self.publish(task.vm, generation, publication)));
@@ -595,11 +600,34 @@ impl Shell {
                 self.totals.add(&event);
                 self.watchers.announce(event);
             }
-            Command::Log(Level::Debug, line) => debug!("{line}"),
-            Command::Log(Level::Info, line) => info!("{line}"),
-            Command::Log(Level::Warn, line) => warn!("{line}"),
+            Command::Log(_, Level::Debug, line) => debug!("{line}"),
+            Command::Log(about, level, line) => self.log(about, level, &line),
         }
         None
+    }
+
+    /// A user who may only look, and has wanted too many descriptions, gets none.
+    fn describe(&self, connection: ConnectionId, payer: Option<Party>) -> Option<Event> {
+        if let Some(user @ Party::User(_)) = payer
+            && self.inbox.ledger.spend(Work::Descriptions, user, descriptions::LEAST).is_err()
+        {
+            return Some(Event::Hypervisor(connection, Report::NotDescribed));
+        }
+        self.order(connection, Job::Describe(payer));
+        None
+    }
+
+    /// A line about a VM that has caused too many is counted.
+    fn log(&self, about: Option<VmId>, level: Level, line: &str) {
+        let more = match about.map(|vm| self.inbox.ledger.line(Party::Vm(vm))) {
+            Some(None) => return,
+            Some(more) => more.map_or_else(String::new, |more| more.to_string()),
+            None => String::new(),
+        };
+        match level {
+            Level::Warn => warn!("{line}{more}"),
+            Level::Info | Level::Debug => info!("{line}{more}"),
+        }
     }
 
     fn unwatch_process(&mut self, vm: VmId, pid: i32) {
@@ -652,7 +680,8 @@ impl Shell {
         let (records, reader) = (self.records.clone(), self.locator.reader());
         let name = self.core.world().get(vm).map_or_else(String::new, |vm| vm.fallback_name.clone());
         let at = (handle.clone(), name);
-        match VmWorker::start(&self.supervisor.own.vms, connection, at, backend, records, reader, inbox) {
+        let ids = (vm, connection);
+        match VmWorker::start(&self.supervisor.own.vms, ids, at, backend, records, reader, inbox) {
             Ok(worker) => {
                 self.workers.insert(connection, (vm, Arc::new(worker)));
                 None

@@ -98,7 +98,7 @@ fn why(error: &io::Error) -> String {
 }
 
 /// CPU time of this thread.
-fn cpu_time_ns() -> u64 {
+pub(super) fn cpu_time_ns() -> u64 {
     // Every kernel has this clock.
     let time = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID);
     time.map_or(0, |time| (time.tv_sec() as u64).saturating_mul(1_000_000_000) + time.tv_nsec() as u64)

@@ -13,6 +13,7 @@
 
 use super::{
     channel_records::ChannelRecords,
+    descriptions::{Descriptions, Listening},
     inbox::{Inbox, Message},
     locator::Reader,
     pin_orders::{PinnedMove, PolicyPins, Unpin},
@@ -28,6 +29,7 @@ use nix::{
     sys::eventfd::EventFd,
 };
 use std::{
+    collections::BTreeSet,
     io,
     os::fd::{AsFd, OwnedFd},
     path::Path,
@@ -35,14 +37,12 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
+use tracing::warn;
 use vnuma_channel::Channel;
 use vnuma_hypervisor::{Migrates, PinError, VmBackend, VmConnection, VmError, VmEvent, roll_back};
-use vnuma_model::{Backoff, VmHandle};
+use vnuma_model::{Backoff, Party, VmDescription, VmHandle, VmId};
 use vnuma_policy::world::{ConnectionId, TaskId};
 use vnuma_process::{Jobs, Next, Worker, Workers, copy_affinity, main_loop, stopped};
-
-/// Least time between two descriptions of a VM, which cost QEMU and the kernel time. Requests in between share the next.
-const DESCRIBE_PAUSE: Duration = Duration::from_millis(200);
 
 /// Time limits of a probe: first until the missing answer is reported (half a second, less the time to show it), then
 /// until the VM counts as unresponsive.
@@ -59,7 +59,10 @@ const END_LIMIT: Duration = Duration::from_millis(500);
 const NO_PINS: &str = "whoever manages the VM keeps no pins";
 
 /// Most events taken before commands have their turn.
-const EVENTS_A_ROUND: usize = 64;
+const EVENTS_A_ROUND: u32 = 64;
+
+/// Complaints that are remembered, so that none is logged with each description.
+const COMPLAINTS: usize = 64;
 
 /// The handle of a worker. Its thread ends when this is dropped.
 #[derive(Debug)]
@@ -71,7 +74,7 @@ impl VmWorker {
     /// Starts a thread that connects to what is behind `handle` and reports to `inbox`.
     pub(crate) fn start(
         workers: &Workers,
-        connection: ConnectionId,
+        (vm, connection): (VmId, ConnectionId),
         (handle, name): (VmHandle, String),
         backend: Box<dyn VmBackend>,
         records: ChannelRecords,
@@ -81,8 +84,10 @@ impl VmWorker {
         let work = move |jobs, wake| {
             // Dropped last, when the connection is closed.
             let _lost = LostByPanic { id: connection, vm: handle.to_string(), inbox: Arc::clone(&inbox) };
+            let (party, ledger) = (Party::Vm(vm), inbox.ledger.clone());
             let task = Task {
                 id: connection,
+                party,
                 jobs,
                 wake,
                 inbox,
@@ -91,8 +96,9 @@ impl VmWorker {
                 records,
                 reader,
                 probe_wanted: false,
-                describe_wanted: false,
-                describe_from: Instant::now(),
+                descriptions: Descriptions::new(ledger.clone(), party),
+                listening: Listening::new(ledger, party),
+                complaints: BTreeSet::new(),
             };
             task.run(&*backend);
         };
@@ -132,7 +138,8 @@ impl VmWorker {
 #[derive(Debug)]
 pub(crate) enum Job {
     Ask(TaskId, Ask),
-    Describe,
+    /// Who pays.
+    Describe(Option<Party>),
     Probe,
     PinnedMove(PinnedMove),
     PinAll(PolicyPins),
@@ -162,6 +169,8 @@ impl Drop for LostByPanic {
 /// What the thread works with.
 struct Task {
     id: ConnectionId,
+    /// The VM, whose budgets are spent.
+    party: Party,
     jobs: Jobs<Job>,
     wake: Arc<EventFd>,
     inbox: Arc<Inbox>,
@@ -172,9 +181,10 @@ struct Task {
     reader: Reader,
     /// A probe is due.
     probe_wanted: bool,
-    /// The VM is to be described at this time or later.
-    describe_wanted: bool,
-    describe_from: Instant,
+    descriptions: Descriptions,
+    listening: Listening,
+    /// What is wrong with it and was logged.
+    complaints: BTreeSet<String>,
 }
 
 /// Why serving ends.
@@ -237,7 +247,8 @@ impl Task {
     /// Greets, describes, and reports that it is up.
     fn handshake(&mut self, connection: &mut dyn VmConnection) -> Result<(), Stop> {
         connection.greet()?;
-        let description = connection.describe()?;
+        self.wait_until_paid(connection)?;
+        let description = self.describe(connection)?;
         // A record stays: an attach that an earlier vnumad had asked for may be carried out yet.
         let channel = connection.tidy_channel()?;
         let pidfd = self.pidfd(connection)?;
@@ -307,7 +318,7 @@ impl Task {
             let silent = || VmError::Silent { vm: self.name.clone(), why: why.to_owned() };
             let report = match self.jobs.try_next() {
                 // The VM is described as soon as it answers.
-                Next::Job(Job::Describe | Job::Probe) => continue,
+                Next::Job(Job::Describe(_) | Job::Probe) => continue,
                 // This needs no answer from the VM.
                 Next::Job(Job::Ask(task, Ask::Recover(epoch))) => self.recover(connection, task, epoch),
                 Next::Job(Job::Ask(task, ask)) => {
@@ -350,7 +361,7 @@ impl Task {
         loop {
             match self.jobs.try_next() {
                 Next::Job(Job::Ask(task, ask)) => self.execute(connection, task, ask)?,
-                Next::Job(Job::Describe) => self.describe_wanted = true,
+                Next::Job(Job::Describe(payer)) => self.descriptions.want(payer),
                 Next::Job(Job::Probe) => self.probe_wanted = true,
                 Next::Job(Job::PinnedMove(pin)) => self.pin(connection, pin)?,
                 Next::Job(Job::PinAll(pins)) => self.pin_all(connection, pins)?,
@@ -364,12 +375,15 @@ impl Task {
         self.ask_if_due(connection)?;
         // Commands bring events with them, which the socket would not announce again. So this comes last before the wait.
         let all_taken = self.events(connection)?;
+        // One that has said too much is not listened to. A socket that is closed would end each wait.
+        let rests = self.listening.rests_until();
+        let heard = if rests.is_some() { connection.pidfd() } else { connection.event_fd() };
         let mut wait = [
             PollFd::new(self.wake.as_fd(), PollFlags::POLLIN),
-            PollFd::new(connection.event_fd(), PollFlags::POLLIN),
+            PollFd::new(heard, PollFlags::POLLIN),
             PollFd::new(connection.pidfd(), PollFlags::POLLIN),
         ];
-        self.wait(&mut wait, connection.pid(), self.patience(all_taken))?;
+        self.wait(&mut wait, connection.pid(), self.patience(all_taken, rests))?;
         if wait[2].any().unwrap_or(true) {
             return Err(Stop::Ended);
         }
@@ -389,28 +403,39 @@ impl Task {
     }
 
     /// How long to wait without an event.
-    fn patience(&self, all_taken: bool) -> PollTimeout {
-        if !all_taken {
+    fn patience(&self, all_taken: bool, rests: Option<Instant>) -> PollTimeout {
+        if !all_taken && rests.is_none() {
             return PollTimeout::ZERO;
         }
-        if self.describe_wanted { timeout_at(self.describe_from) } else { PollTimeout::NONE }
+        self.descriptions.next().into_iter().chain(rests).min().map_or(PollTimeout::NONE, timeout_at)
     }
 
-    /// Takes a bounded number of events. False if there may be more: a QEMU that never pauses must not delay commands.
+    /// Takes a bounded number of events, unless it rests from them. False if there may be more: a QEMU that never pauses must not delay
+    /// commands.
     fn events(&mut self, connection: &mut dyn VmConnection) -> Result<bool, Stop> {
-        let (mut rebooted, mut all_taken) = (false, false);
-        for _ in 0..EVENTS_A_ROUND {
+        if self.listening.rests_until().is_some() {
+            return Ok(false);
+        }
+        let (mut rebooted, mut detached, mut all_taken, mut count) = (false, false, false, 0);
+        while count < EVENTS_A_ROUND {
             let Some(event) = connection.poll_event(Duration::ZERO)? else {
                 all_taken = true;
                 break;
             };
+            count += 1;
             match event {
                 // The run state is part of the description.
                 VmEvent::VcpusChanged | VmEvent::MemoryChanged | VmEvent::Stopped | VmEvent::Resumed => {
-                    self.describe_wanted = true;
+                    self.descriptions.want_by_vm();
                 }
-                VmEvent::ChannelAttached => self.report(Report::Plain(CoreReport::FoundPlugged))?,
+                VmEvent::ChannelAttached => {
+                    detached = false;
+                    self.report(Report::Plain(CoreReport::FoundPlugged))?;
+                }
+                // It is unplugged, however often that is said.
+                VmEvent::ChannelDetached if detached => {}
                 VmEvent::ChannelDetached => {
+                    detached = true;
                     self.records.remove(connection.pid());
                     self.report(Report::Plain(CoreReport::Released))?;
                 }
@@ -427,7 +452,26 @@ impl Task {
         if rebooted {
             self.report(Report::Plain(CoreReport::Rebooted))?;
         }
-        Ok(all_taken)
+        let overheard = connection.overheard();
+        self.listening.heard(count.saturating_add(overheard));
+        self.complain(connection);
+        // What means nothing here may hide an event behind it.
+        Ok(all_taken && overheard == 0)
+    }
+
+    /// Logs once what is wrong with the VM. What it is may be up to the VM, and so how often it is something else.
+    fn complain(&mut self, connection: &mut dyn VmConnection) {
+        for complaint in connection.complaints() {
+            if !self.complaints.contains(&complaint)
+                && let Some(more) = self.inbox.ledger.line(self.party)
+            {
+                warn!(vm = self.name, "{complaint}{more}");
+                if self.complaints.len() == COMPLAINTS {
+                    self.complaints.pop_first();
+                }
+                self.complaints.insert(complaint);
+            }
+        }
     }
 
     fn execute(&mut self, connection: &mut dyn VmConnection, task: TaskId, ask: Ask) -> Result<(), Stop> {
@@ -451,7 +495,7 @@ impl Task {
             }
             Ask::Replug(vcpu, node) => {
                 let outcome = self.replug(connection, vcpu, node);
-                self.describe_wanted = true;
+                self.descriptions.want(None);
                 self.conclude_with(connection, task, outcome, Outcome::Replugged)
             }
             Ask::Mark(marked) => {
@@ -646,14 +690,41 @@ impl Task {
     }
 
     fn describe_if_due(&mut self, connection: &mut dyn VmConnection) -> Result<(), Stop> {
-        if !self.describe_wanted || Instant::now() < self.describe_from {
+        if !self.descriptions.is_due() {
             return Ok(());
         }
-        let description = connection.describe()?;
-        self.describe_wanted = false;
-        self.describe_from = Instant::now() + DESCRIBE_PAUSE;
+        let description = self.describe(connection)?;
         self.probe_wanted = false;
         self.report(Report::Plain(CoreReport::Described(description)))
+    }
+
+    fn describe(&mut self, connection: &mut dyn VmConnection) -> Result<VmDescription, VmError> {
+        let description = self.descriptions.make(|| connection.describe());
+        self.complain(connection);
+        description
+    }
+
+    /// A VM that is connected to again and again, or answers now and then, is described each time.
+    fn wait_until_paid(&mut self, connection: &dyn VmConnection) -> Result<(), Stop> {
+        while let Err(wait) = self.descriptions.pay() {
+            let until = Instant::now() + wait;
+            while Instant::now() < until {
+                self.refuse_commands(
+                    connection,
+                    "it has come, or changed, too often, and is described later",
+                )?;
+                let mut wait = [
+                    PollFd::new(self.wake.as_fd(), PollFlags::POLLIN),
+                    PollFd::new(connection.pidfd(), PollFlags::POLLIN),
+                ];
+                self.wait(&mut wait, connection.pid(), timeout_at(until))?;
+                if wait[1].any().unwrap_or(true) {
+                    return Err(Stop::Ended);
+                }
+                let _ = self.wake.read();
+            }
+        }
+        Ok(())
     }
 }
 

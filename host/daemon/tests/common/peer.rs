@@ -19,6 +19,7 @@ use std::{
     },
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    sync::{Arc, Mutex},
     thread,
     time::Duration,
 };
@@ -78,6 +79,17 @@ impl Peer {
     /// Lets one go on that has stopped answering at a command.
     pub fn go_on(&self) {
         fs::write(self.socket.with_extension("go"), "").expect("written");
+    }
+
+    /// Makes one of kind `floods` say what means nothing, and that its channel is gone, for as long as it lives.
+    pub fn flood(&self) {
+        fs::write(self.socket.with_extension("flood"), "").expect("written");
+    }
+
+    /// So many lines have been read of one that does so, or wait to be.
+    pub fn flooded(&self) -> u64 {
+        let text = fs::read_to_string(self.socket.with_extension("flooded"));
+        text.ok().and_then(|text| text.parse().ok()).unwrap_or_default()
     }
 
     /// Commands that it has carried out.
@@ -160,6 +172,12 @@ fn serve(kind: &str, machine: &mut Machine, mut stream: UnixStream) -> io::Resul
         "cut" => return stream.write_all(b"{\"QMP\": {\"vers"),
         _ => writeln!(stream, "{GREETING}")?,
     }
+    // A line at a time.
+    let speaks = Arc::new(Mutex::new(()));
+    if kind == "floods" {
+        let (machine, stream, speaks) = (machine.socket.clone(), stream.try_clone()?, Arc::clone(&speaks));
+        thread::spawn(move || flood(&machine, stream, &speaks));
+    }
     for line in BufReader::new(stream.try_clone()?).lines() {
         let command: Value = serde_json::from_str(&line?)?;
         let name = command["execute"].as_str().unwrap_or_default().to_owned();
@@ -181,6 +199,7 @@ fn serve(kind: &str, machine: &mut Machine, mut stream: UnixStream) -> io::Resul
             |value| json!({"return": value}),
         );
         answer["id"] = command["id"].clone();
+        let _speaks = speaks.lock().expect("no panic");
         writeln!(stream, "{answer}")?;
         if kind.strip_prefix("cuts-at ") == Some(&name) && !std::mem::replace(&mut machine.cut, true) {
             return Ok(());
@@ -188,6 +207,29 @@ fn serve(kind: &str, machine: &mut Machine, mut stream: UnixStream) -> io::Resul
         if name == "device_del" && answer.get("return").is_some() {
             writeln!(stream, r#"{{"event": "DEVICE_DELETED", "data": {{"device": "vnuma-channel"}}}}"#)?;
         }
+    }
+    Ok(())
+}
+
+/// Says more than is of use to anybody, once it is to.
+fn flood(socket: &Path, mut stream: UnixStream, speaks: &Mutex<()>) -> io::Result<()> {
+    while !socket.with_extension("flood").exists() {
+        thread::sleep(Duration::from_millis(5));
+    }
+    let lines = [
+        r#"{"event": "NEW", "data": {}}"#,
+        r#"{"event": "DEVICE_DELETED", "data": {"device": "vnuma-channel"}}"#,
+        r#"{"event": "ACPI_DEVICE_OST", "data": {"info": {"slot-type": "CPU"}}}"#,
+        r#"{"return": {}, "id": 0}"#,
+    ];
+    let piece = lines.map(|line| format!("{line}\n")).concat().repeat(25);
+    for sent in 1_u64.. {
+        let speaks = speaks.lock().expect("no panic");
+        stream.write_all(piece.as_bytes())?;
+        drop(speaks);
+        // Another one waits for it, perhaps.
+        thread::yield_now();
+        fs::write(socket.with_extension("flooded"), (100 * sent).to_string())?;
     }
     Ok(())
 }
