@@ -16,7 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tokio::sync::Mutex;
-use vnuma_api::{Daemon, GuestNode, Scheduling, VcpuState, Vm};
+use vnuma_api::{Daemon, GuestNode, Limited, Scheduling, VcpuState, Vm};
 
 /// VMs that have series of their own; the rest is only counted. The names of VMs are their QEMUs' to choose.
 const MOST_VMS: usize = 4096;
@@ -135,16 +135,9 @@ impl Snapshot {
         ] {
             registry.register(name, help, gauges([(Labels::new(), value)]));
         }
-        let limited = self
-            .daemon
-            .limited
-            .iter()
-            .map(|of| (vec![("work", of.work.clone()), ("party", of.party.clone())], of.times));
-        registry.register(
-            "limited",
-            "How often a party had to wait for work that it caused",
-            counts(limited),
-        );
+        let of_one = |of: &Limited| (vec![("work", of.work.clone()), ("party", of.party.clone())], of.times);
+        let limited = counts(self.daemon.limited.iter().map(of_one));
+        registry.register("limited", "How often a party had to wait for work that it caused", limited);
         for (name, help, value) in [
             (
                 "location_events_lost",
