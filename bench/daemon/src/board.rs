@@ -24,6 +24,8 @@ pub struct Place {
     pub moved_ns: AtomicU64,
     /// When the guest had woken up and read it, likewise.
     pub seen_ns: AtomicU64,
+    /// Of the first vCPU of a VM: 1 while its QEMU sends events without end.
+    pub flood: AtomicU32,
 }
 
 /// Places of all vCPUs, in the order of the VMs. Mapped until the process ends.
@@ -86,6 +88,12 @@ pub fn wake(word: &AtomicU32) {
     word.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     // SAFETY: the kernel uses the address only as a key.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, 1) };
+}
+
+/// Wakes threads that sleep on a word that has another value now.
+pub fn wake_all(word: &AtomicU32) {
+    // SAFETY: the kernel uses the address only as a key.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
 }
 
 /// `CLOCK_MONOTONIC`, nanoseconds.

@@ -64,7 +64,7 @@ fn configured(socket: &Path, locations: &str, directory: &Path, found: Found<'_>
         }
     };
     format!(
-        "[api]\nsocket = {socket:?}\nconnections_per_user = 128\n[vms]\ndirectory = {sockets:?}\n\
+        "[api]\nsocket = {socket:?}\ngroup = \"nogroup\"\nconnections_per_user = 128\n[vms]\ndirectory = {sockets:?}\n\
          [observe]\nroot = {directory:?}\nlocation = {locations:?}\n[publish]\nrecords = {:?}\n{libvirt}",
         directory.join("channels")
     )

@@ -54,6 +54,7 @@ pub struct Libvirtd {
     pub uri: String,
     /// Where it has its files of domains that run.
     pub states: PathBuf,
+    domains: Domains,
 }
 
 struct Domain {
@@ -68,21 +69,15 @@ struct Domain {
 type Domains = Arc<Mutex<Vec<Domain>>>;
 
 impl Libvirtd {
-    /// Starts it for these VMs, with its files below `directory`.
-    pub fn start(vms: &Vms, directory: &Path) -> anyhow::Result<Self> {
+    /// Starts it without domains, with its files below `directory`.
+    pub fn start(directory: &Path) -> anyhow::Result<Self> {
         let (states, socket) = (directory.join("libvirt"), directory.join("libvirt-sock"));
         fs::create_dir(&states)?;
-        let mut domains = Vec::new();
-        for number in 0..vms.count() {
-            let path = states.join(format!("{}.xml", name(number)));
-            fs::write(&path, status(vms, number)?).with_context(|| path.display().to_string())?;
-            let (uuid, monitor) = (uuid(number).1, vms.socket(number));
-            domains.push(Domain { number, uuid, monitor, plugged: String::new() });
-        }
-        let (listener, domains) = (UnixListener::bind(&socket)?, Arc::new(Mutex::new(domains)));
+        let (listener, domains) = (UnixListener::bind(&socket)?, Domains::default());
+        let served = Arc::clone(&domains);
         thread::Builder::new().name("libvirtd".to_owned()).spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
-                let domains = Arc::clone(&domains);
+                let domains = Arc::clone(&served);
                 thread::spawn(move || {
                     if let Err(error) = serve(stream, &domains) {
                         eprintln!("the stand-in for libvirtd: {error:#}");
@@ -90,7 +85,20 @@ impl Libvirtd {
                 });
             }
         })?;
-        Ok(Self { uri: format!("qemu+unix:///system?socket={}", socket.display()), states })
+        Ok(Self { uri: format!("qemu+unix:///system?socket={}", socket.display()), states, domains })
+    }
+
+    /// These VMs are its domains from now on.
+    pub fn show(&self, vms: &Vms) -> anyhow::Result<()> {
+        let mut domains = Vec::new();
+        for number in 0..vms.count() {
+            let path = self.states.join(format!("{}.xml", name(number)));
+            fs::write(&path, status(vms, number)?).with_context(|| path.display().to_string())?;
+            let (uuid, monitor) = (uuid(number).1, vms.socket(number));
+            domains.push(Domain { number, uuid, monitor, plugged: String::new() });
+        }
+        *self.domains.lock().unwrap_or_else(PoisonError::into_inner) = domains;
+        Ok(())
     }
 }
 

@@ -22,10 +22,12 @@ mod guest;
 mod host;
 mod libvirtd;
 mod moves;
+mod pressure;
 mod qemu;
 mod readers;
 mod row;
 mod rpc;
+mod start;
 mod vms;
 mod yardstick;
 
@@ -61,6 +63,9 @@ enum Command {
     /// Plays the QEMU of one VM
     #[command(hide = true)]
     Qemu(qemu::Arguments),
+    /// Plays a client of the API that wants as much as it can get
+    #[command(hide = true)]
+    Press(pressure::Arguments),
 }
 
 #[derive(clap::Args)]
@@ -75,15 +80,26 @@ struct Arguments {
     /// One row only: BACKEND,LOCATIONS,VMS,MOVES_PER_S[,scrapers]
     #[arg(long, value_name = "ROW")]
     only: Option<String>,
-    /// How the cost of a move grows with the number of VMs, and no row
-    #[arg(long, conflicts_with_all = ["full", "smoke", "only"])]
-    growth: bool,
+    /// No row, and this part only
+    #[arg(long, conflicts_with_all = ["full", "only"])]
+    part: Option<Part>,
     /// Seconds of each window
     #[arg(long)]
     seconds: Option<u64>,
     /// Keeps vnumad's log there
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
+}
+
+/// What is measured beside the rows.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Part {
+    /// How the cost of a move grows with the number of VMs
+    Growth,
+    /// How fast it publishes while others want as much as they can get
+    Pressure,
+    /// VMs that all start while it runs
+    Start,
 }
 
 /// How VMs are found, how locations are learned, the number of VMs, moves a second, and which clients send requests.
@@ -130,6 +146,7 @@ fn main() -> ExitCode {
 fn run(command: Command) -> anyhow::Result<()> {
     match command {
         Command::Qemu(arguments) => qemu::run(&arguments),
+        Command::Press(arguments) => pressure::press_until_killed(&arguments),
         Command::Compare { vnumad, beside } => {
             println!("{}", serde_json::to_string(&compared::measure(&vnumad, &beside)?)?);
             Ok(())
@@ -142,7 +159,7 @@ impl Arguments {
     fn rows(&self) -> anyhow::Result<Vec<Wanted>> {
         Ok(match (&self.only, self.results.form) {
             (Some(row), _) => vec![parse_row(row)?],
-            (None, _) if self.growth => Vec::new(),
+            (None, _) if self.part.is_some() => Vec::new(),
             (None, Form { full: true, .. }) => FULL.into(),
             (None, Form { smoke: true, .. }) => SMOKE.into(),
             (None, _) => REDUCED.into(),
@@ -152,7 +169,7 @@ impl Arguments {
 
 fn measure(arguments: Arguments) -> anyhow::Result<()> {
     let rows = arguments.rows()?;
-    let Arguments { vnumad, options, results, only, growth, seconds, log } = arguments;
+    let Arguments { vnumad, options, results, only, part, seconds, log } = arguments;
     let Form { full, smoke } = results.form;
     let seconds = seconds.unwrap_or(if full { 60 } else { 20 - 19 * u64::from(smoke) });
     let (window, log, load_average_before) = (Duration::from_secs(seconds), log.as_deref(), load_average());
@@ -170,14 +187,27 @@ fn measure(arguments: Arguments) -> anyhow::Result<()> {
             Ok((Measured { row, yardsticks: [before, Yardstick::measure()?] }, shown))
         })?);
     }
-    let growth = match growth || only.is_none() && !smoke {
+    let wanted = |one: Part| part.map_or(only.is_none(), |part| part == one);
+    let growth = match wanted(Part::Growth) && !smoke {
         true => cells.measure("growth", || Ok((growth::measure(&vnumad, log)?, String::new())))?,
         false => None,
     };
-    let goals = if smoke { Vec::new() } else { goals(&measured, growth.as_ref()) };
-    let yardsticks = |of: fn(&Yardstick) -> f64| {
-        measured.iter().flat_map(|one| one.yardsticks.iter().map(of)).collect::<Vec<_>>()
+    let sized = |name: &str| if smoke { format!("{name}, small") } else { name.to_owned() };
+    let pressure = match wanted(Part::Pressure) {
+        true => cells
+            .measure(&sized("pressure"), || Ok((pressure::measure(&vnumad, log, smoke)?, String::new())))?,
+        false => None,
     };
+    let pressure = pressure.unwrap_or_default();
+    let mut starts = Vec::new();
+    for backend in ["qmp", "libvirt"].into_iter().filter(|_| wanted(Part::Start)) {
+        let name = sized(&format!("start, {backend}"));
+        let start = || Ok((start::measure(&vnumad, log, backend, smoke)?, String::new()));
+        starts.extend(cells.measure(&name, start)?);
+    }
+    let goals = if smoke { Vec::new() } else { goals(&measured, growth.as_ref(), &pressure, &starts) };
+    let all = || measured.iter().flat_map(|one| &one.yardsticks);
+    let yardsticks = |of: fn(&Yardstick) -> f64| all().map(of).collect::<Vec<_>>();
     let rows: Vec<_> = measured.iter().map(|one| one.row.clone()).collect();
     let report = json!({
         "source": "measured",
@@ -199,6 +229,8 @@ fn measure(arguments: Arguments) -> anyhow::Result<()> {
         "yardstick_ms": yardsticks(|one| one.ms),
         "rows": rows,
         "growth": growth,
+        "pressure": pressure,
+        "starts": starts,
         "goals": goals,
     });
     let judged = results.end(&report, &table(&rows), &goals);

@@ -20,6 +20,8 @@ use std::{
 /// Moves of all VMs in turn, so that none reaches the cap on its publications.
 pub struct Moves<'a> {
     vms: &'a Vms,
+    /// VMs at the beginning that are not moved.
+    left_alone: usize,
     made: usize,
     /// Milliseconds from the beginning of a move until its guest had read it.
     pub latencies_ms: Vec<f64>,
@@ -30,10 +32,15 @@ pub struct Moves<'a> {
 impl<'a> Moves<'a> {
     /// None made yet: all vCPUs are where they booted.
     pub fn new(vms: &'a Vms) -> Self {
+        Self::but_first(vms, 0)
+    }
+
+    /// The same, of all VMs but so many first ones.
+    pub fn but_first(vms: &'a Vms, left_alone: usize) -> Self {
         for (position, place) in vms.places().iter().enumerate() {
             place.wanted.store(boot_node(position % VCPUS, VCPUS) as u32, Ordering::Release);
         }
-        Self { vms, made: 0, latencies_ms: Vec::new(), unpublished: 0 }
+        Self { vms, left_alone, made: 0, latencies_ms: Vec::new(), unpublished: 0 }
     }
 
     /// Makes `per_second` for so long. Returns how many.
@@ -49,7 +56,8 @@ impl<'a> Moves<'a> {
     }
 
     fn make_one(&mut self) -> anyhow::Result<()> {
-        let position = position(self.made, self.vms.count());
+        let moved = position(self.made, self.vms.count() - self.left_alone);
+        let position = self.left_alone * VCPUS + moved;
         let place = &self.vms.places()[position];
         self.collect(place);
         let node = (place.wanted.load(Ordering::Relaxed) as usize + 1) % NODES;

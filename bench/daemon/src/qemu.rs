@@ -14,13 +14,13 @@ use nix::{
 use serde_json::{Value, json};
 use std::{
     fs,
-    io::{IoSliceMut, Write},
+    io::{self, IoSliceMut, Write},
     os::{
         fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
         unix::net::{UnixListener, UnixStream},
     },
     path::PathBuf,
-    sync::atomic::Ordering,
+    sync::{Arc, Mutex, PoisonError, atomic::Ordering},
     thread,
 };
 use vnuma_abi_topology_channel::ivshmem::VECTORS;
@@ -73,6 +73,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let listener = UnixListener::bind(&hidden).context("binding")?;
     fs::rename(&hidden, &arguments.socket)?;
     let mut machine = Machine { tids, board, first: arguments.first, ..Machine::default_with(board) };
+    let (client, first) = (Arc::clone(&machine.client), arguments.first);
+    let flood = move || flood(board, first, &client);
+    thread::Builder::new().name("flood".to_owned()).stack_size(STACK).spawn(flood)?;
     // As QEMU's main loop does, so that vnumad sees it wait for work.
     loop {
         poll(&mut [PollFd::new(listener.as_fd(), PollFlags::POLLIN)], PollTimeout::NONE)?;
@@ -101,6 +104,32 @@ fn start_vcpu(board: Board, index: usize, arguments: &Arguments) -> anyhow::Resu
     let name = format!("CPU {index}/KVM");
     thread::Builder::new().name(name).stack_size(STACK).spawn(body).context("starting a thread")?;
     Ok(())
+}
+
+/// Sends events without end while it is told to, whenever no other thread wants the CPU: it stands for a QEMU on a CPU of its own.
+fn flood(board: Board, first: usize, client: &Client) {
+    // SAFETY: the call takes numbers. 0 is this thread.
+    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 19) };
+    let wanted = &board.places()[first].flood;
+    let events = ["STOP", "RESUME", "DEVICE_DELETED", "ACPI_DEVICE_OST"];
+    let event = |name: &&str| format!("{{\"event\": \"{name}\", \"data\": {{\"device\": \"none\"}}}}\r\n");
+    let text: String = events.iter().cycle().take(64).map(event).collect();
+    loop {
+        if wanted.load(Ordering::Relaxed) == 0 {
+            crate::board::sleep_on(wanted, 0);
+        } else if send(client, &text).is_err() {
+            // vnumad connects again.
+            thread::sleep(std::time::Duration::from_millis(10));
+        }
+    }
+}
+
+/// The stream to vnumad, once it has connected.
+type Client = Mutex<Option<UnixStream>>;
+
+fn send(client: &Client, text: &str) -> io::Result<()> {
+    let mut stream = client.lock().unwrap_or_else(PoisonError::into_inner);
+    stream.as_mut().ok_or(io::ErrorKind::NotConnected)?.write_all(text.as_bytes())
 }
 
 /// What was received and not taken yet.
@@ -146,15 +175,25 @@ struct Machine {
     named: Option<OwnedFd>,
     chardev: Option<OwnedFd>,
     device: bool,
+    client: Arc<Client>,
 }
 
 impl Machine {
     fn default_with(board: Board) -> Self {
-        Self { tids: Vec::new(), board, first: 0, named: None, chardev: None, device: false }
+        Self {
+            tids: Vec::new(),
+            board,
+            first: 0,
+            named: None,
+            chardev: None,
+            device: false,
+            client: Arc::default(),
+        }
     }
 
-    fn serve(&mut self, mut stream: UnixStream) -> anyhow::Result<()> {
-        stream.write_all(b"{\"QMP\": {\"version\": {}, \"capabilities\": []}}\r\n")?;
+    fn serve(&mut self, stream: UnixStream) -> anyhow::Result<()> {
+        *self.client.lock().unwrap_or_else(PoisonError::into_inner) = Some(stream.try_clone()?);
+        send(&self.client, "{\"QMP\": {\"version\": {}, \"capabilities\": []}}\r\n")?;
         let mut input = Input::default();
         while let Some(line) = input.line(&stream)? {
             let command: Value = serde_json::from_slice(&line)?;
@@ -168,7 +207,7 @@ impl Machine {
             if name == "device_del" && answer.get("return").is_some() {
                 text += "{\"event\": \"DEVICE_DELETED\", \"data\": {\"device\": \"vnuma-channel\"}}\r\n";
             }
-            stream.write_all(text.as_bytes())?;
+            send(&self.client, &text)?;
         }
         Ok(())
     }

@@ -62,7 +62,8 @@ impl Host {
         progress(begin, &format!("{} VMs with {} vCPUs run", vms.count(), vms.places().len()));
         let default_log = root.join("vnumad.log");
         let log = plan.log.unwrap_or(&default_log);
-        let libvirtd = (plan.backend == "libvirt").then(|| Libvirtd::start(&vms, root)).transpose()?;
+        let libvirtd = (plan.backend == "libvirt").then(|| Libvirtd::start(root)).transpose()?;
+        libvirtd.as_ref().map(|libvirtd| libvirtd.show(&vms)).transpose()?;
         let found = match &libvirtd {
             Some(libvirtd) => Found::Libvirt(&libvirtd.uri, &libvirtd.states),
             None => Found::Qmp(&vms.directory),
@@ -185,7 +186,7 @@ fn round(number: f64) -> f64 {
 }
 
 /// One after the other: each answer comes when everything is published to the guest.
-fn attach_all(daemon: &Daemon, count: usize) -> anyhow::Result<()> {
+pub fn attach_all(daemon: &Daemon, count: usize) -> anyhow::Result<()> {
     let mut client = daemon.connect()?;
     for number in 0..count {
         client.ask::<operation::Attach>(&vms::name(number), &None)?;

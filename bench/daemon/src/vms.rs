@@ -35,7 +35,7 @@ impl Vms {
     /// Starts so many, below `directory`.
     pub fn start(count: usize, directory: &Path) -> anyhow::Result<Self> {
         let (sockets, board_path) = (directory.join("qmp"), directory.join("board"));
-        fs::create_dir(&sockets)?;
+        fs::create_dir_all(&sockets)?;
         let board = Board::create(&board_path, count * VCPUS)?;
         let mut vms = Self { children: Vec::new(), board, directory: sockets };
         let program = std::env::current_exe()?;
