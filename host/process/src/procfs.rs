@@ -5,9 +5,13 @@
 
 use crate::text::sanitize_short;
 use std::{
+    ffi::CString,
     fs::{self, File},
     io::{self, Read},
-    os::unix::fs::{FileExt, FileTypeExt, MetadataExt},
+    os::unix::{
+        ffi::OsStrExt,
+        fs::{FileExt, MetadataExt},
+    },
     path::Path,
 };
 use vnuma_model::{CpuId, CpuSet};
@@ -164,7 +168,18 @@ pub struct OpenFile {
 const FD_LIMIT: usize = 1 << 20;
 
 /// Files of `/dev` and files without a name that a process has open. `proc` is a directory as `/proc`.
+///
+/// What it can neither read nor write (`O_PATH`) does not count: any process can have any file like that.
 pub fn read_open_files(proc: &Path, pid: i32) -> Result<Vec<OpenFile>, ProcError> {
+    read_open_files_while(proc, pid, || true)
+}
+
+/// As [`read_open_files`], for as long as `goes_on` says so: a process decides how many it has.
+pub fn read_open_files_while(
+    proc: &Path,
+    pid: i32,
+    mut goes_on: impl FnMut() -> bool,
+) -> Result<Vec<OpenFile>, ProcError> {
     let directory = proc.join(pid.to_string()).join("fd");
     let path = directory.display().to_string();
     let entries = match fs::read_dir(&directory) {
@@ -172,7 +187,7 @@ pub fn read_open_files(proc: &Path, pid: i32) -> Result<Vec<OpenFile>, ProcError
         Err(error) => return Err(ProcError::reading(path, error)),
     };
     let mut files = Vec::new();
-    for entry in entries.take(FD_LIMIT) {
+    for entry in entries.take(FD_LIMIT).take_while(|_| goes_on()) {
         // It ended, or closed that file.
         let Some(fd) = entry.ok().and_then(|entry| entry.file_name().to_str()?.parse().ok()) else {
             continue;
@@ -184,16 +199,30 @@ pub fn read_open_files(proc: &Path, pid: i32) -> Result<Vec<OpenFile>, ProcError
             continue;
         };
         let known = target.starts_with("/dev/") || target.starts_with("anon_inode:");
-        if known {
-            let metadata = fs::metadata(&link).ok().filter(|found| found.file_type().is_char_device());
-            let number =
-                metadata.map(|found| format!("{}:{}", libc::major(found.rdev()), libc::minor(found.rdev())));
+        if known && is_open(&link) {
             let path = target.strip_suffix(" (deleted)").unwrap_or(&target).to_owned();
-            files.push(OpenFile { fd, path, number });
+            files.push(OpenFile { fd, path, number: device_number(&link) });
         }
     }
     files.sort_by_key(|file| file.fd);
     Ok(files)
+}
+
+/// The rights of the link are those with which the file was opened.
+fn is_open(link: &Path) -> bool {
+    fs::symlink_metadata(link).is_ok_and(|found| found.mode() & 0o600 != 0)
+}
+
+/// `major:minor` of a file that is a character device. A file system in user space is not asked: it might not answer.
+fn device_number(link: &Path) -> Option<String> {
+    let path = CString::new(link.as_os_str().as_bytes()).ok()?;
+    // SAFETY: a `statx` of zeroes is one.
+    let mut found: libc::statx = unsafe { std::mem::zeroed() };
+    let (flags, wanted) = (libc::AT_STATX_DONT_SYNC, libc::STATX_TYPE);
+    // SAFETY: the path ends with zero, the kernel fills the structure, and both live through the call.
+    let result = unsafe { libc::statx(libc::AT_FDCWD, path.as_ptr(), flags, wanted, &raw mut found) };
+    let is_device = u32::from(found.stx_mode) & libc::S_IFMT == libc::S_IFCHR;
+    (result == 0 && is_device).then(|| format!("{}:{}", found.stx_rdev_major, found.stx_rdev_minor))
 }
 
 /// What the kernel tells of an open file of a process.
@@ -477,6 +506,23 @@ mod tests {
         child.wait().unwrap();
         assert!(matches!(kept.read(), Err(ProcError::Gone { .. })));
         assert!(matches!(KeptFile::of_main_thread(i32::MAX, "stat"), Err(ProcError::Gone { .. })));
+    }
+
+    /// Without a right to the device.
+    #[test]
+    fn a_file_that_was_opened_by_its_path_only_is_not_open() {
+        use std::os::{fd::AsRawFd, unix::fs::OpenOptionsExt};
+        let pid = std::process::id().cast_signed();
+        let open = File::open("/dev/zero").unwrap();
+        let by_path = fs::OpenOptions::new().read(true).custom_flags(libc::O_PATH).open("/dev/full").unwrap();
+        let found = read_open_files(Path::new("/proc"), pid).unwrap();
+        let of = |file: &File| found.iter().find(|found| found.fd == file.as_raw_fd());
+        let zero = of(&open).unwrap();
+        assert_eq!((zero.path.as_str(), zero.number.as_deref()), ("/dev/zero", Some("1:5")));
+        assert_eq!(of(&by_path), None);
+        let mut left = 0;
+        let none = read_open_files_while(Path::new("/proc"), pid, || std::mem::replace(&mut left, 1) > 1);
+        assert_eq!(none.unwrap(), []);
     }
 
     #[test]
