@@ -26,15 +26,15 @@ use nix::{
     sys::{
         memfd::{MFdFlags, memfd_create},
         mman::{MapFlags, ProtFlags, mmap, munmap},
-        socket::{ControlMessage, ControlMessageOwned, MsgFlags, recv, recvmsg, send, sendmsg},
+        socket::{ControlMessage, MsgFlags, recv, send, sendmsg},
         stat::fstat,
     },
 };
 use std::{
-    io::{self, IoSlice, IoSliceMut},
+    io::{self, IoSlice},
     num::NonZeroUsize,
     os::{
-        fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+        fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
         unix::net::UnixStream,
     },
     ptr::NonNull,
@@ -205,20 +205,45 @@ impl ShmPipe {
     }
 }
 
+/// The file that comes with the first byte. All that came with it are closed if there are others: whoever dials sends as many as
+/// the kernel lets it, and `nix` gives none of them where there was no room for all.
 fn receive_file(socket: &UnixStream) -> io::Result<OwnedFd> {
-    let mut byte = [0];
-    let mut space = nix::cmsg_space!([std::os::fd::RawFd; 4]);
-    let mut buffer = [IoSliceMut::new(&mut byte)];
-    let flags = MsgFlags::MSG_CMSG_CLOEXEC | MsgFlags::MSG_DONTWAIT;
-    let message = recvmsg::<()>(socket.as_raw_fd(), &mut buffer, Some(&mut space), flags)?;
+    let mut byte = [0_u8];
+    let mut part = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: byte.len() };
+    // 16 bytes of a header, and four descriptors of which one is expected.
+    let mut space = [0_u64; 4];
+    // SAFETY: a `msghdr` of zeroes is one without any part.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = &raw mut part;
+    message.msg_iovlen = 1;
+    message.msg_control = space.as_mut_ptr().cast();
+    message.msg_controllen = size_of_val(&space) as _;
+    let flags = libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT;
+    // SAFETY: the message has one part and room for what comes with it; both live through the call.
+    let bytes = Errno::result(unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags) })?;
     let mut files = Vec::new();
-    for part in message.cmsgs()? {
-        if let ControlMessageOwned::ScmRights(numbers) = part {
-            // SAFETY: the kernel has just opened them for this process, and nothing else knows their numbers.
-            files.extend(numbers.into_iter().map(|number| unsafe { OwnedFd::from_raw_fd(number) }));
+    // SAFETY: the kernel has filled the space that the message names, and says how much of it.
+    let mut header = unsafe { libc::CMSG_FIRSTHDR(&raw const message) };
+    // SAFETY: it is null, or inside that space.
+    while let Some(head) = unsafe { header.as_ref() } {
+        if (head.cmsg_level, head.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+            // SAFETY: it only computes the length of a header.
+            let before = unsafe { libc::CMSG_LEN(0) } as usize;
+            let count = head.cmsg_len.saturating_sub(before) / size_of::<RawFd>();
+            // SAFETY: behind the header, inside that space.
+            let numbers = unsafe { libc::CMSG_DATA(header) }.cast::<RawFd>();
+            for at in 0..count {
+                // SAFETY: the kernel has put so many numbers there, of descriptors that it has just opened for this process, and
+                // nothing else knows them.
+                files.push(unsafe { OwnedFd::from_raw_fd(numbers.add(at).read_unaligned()) });
+            }
         }
+        // SAFETY: as for the first.
+        header = unsafe { libc::CMSG_NXTHDR(&raw const message, header) };
     }
-    match (message.bytes, files.len()) {
+    match (bytes, files.len()) {
+        // There was no number left for it, or for another one.
+        (_, 0 | 1) if message.msg_flags & libc::MSG_CTRUNC != 0 => Err(Errno::EMFILE.into()),
         (1, 1) => files.pop().ok_or_else(|| io::ErrorKind::InvalidData.into()),
         (_, count) => Err(wrong("files", count as u64, "one, with the first byte")),
     }

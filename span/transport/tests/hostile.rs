@@ -333,3 +333,28 @@ fn a_caller_without_a_ring() {
     assert!(error.starts_with("shm "), "{error}");
     drop(silent);
 }
+
+/// A message has room for four descriptors. More than that, and those that do not belong there, are closed.
+#[test]
+fn a_caller_with_more_files_than_one_leaves_none_behind() {
+    use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
+    use std::os::fd::AsRawFd;
+    for count in [2, 4, 5, 200_usize] {
+        let meeting = Meeting::new(Transport::Shm);
+        let Place::Shm(path) = &meeting.place else { unreachable!("shared memory") };
+        let stream = UnixStream::connect(path).expect("connected");
+        let (mut reader, writer) = std::io::pipe().expect("a pipe");
+        let numbers = vec![writer.as_raw_fd(); count];
+        let rights = [ControlMessage::ScmRights(&numbers)];
+        let byte = [std::io::IoSlice::new(&[1])];
+        sendmsg::<()>(stream.as_raw_fd(), &byte, &rights, MsgFlags::empty(), None).expect("sent");
+        drop(writer);
+        let error = accept(&meeting.listener, &hello(0, 0), short()).expect_err("too many").to_string();
+        let text = format!("shared ring: files: {:#x} is not one, with the first byte", count.min(4));
+        assert!(error.ends_with(&text), "{error}");
+        drop(stream);
+        nix::fcntl::fcntl(&reader, nix::fcntl::FcntlArg::F_SETFL(nix::fcntl::OFlag::O_NONBLOCK))
+            .expect("set");
+        assert_eq!(reader.read(&mut [0]).expect("no other end is left open"), 0, "{count} files");
+    }
+}
