@@ -21,6 +21,8 @@
 #include <linux/cgroup.h>
 #include <linux/cpumask.h>
 #include <linux/delay.h>
+#include <linux/hash.h>
+#include <linux/hashtable.h>
 #include <linux/ktime.h>
 #include <linux/list.h>
 #include <linux/rcupdate.h>
@@ -55,8 +57,19 @@
 /* Its start is noted a moment before it can be seen. */
 #define START_SLACK_NS	(20 * NSEC_PER_MSEC)
 
+/*
+ * Records of a process that are looked at for one task of it, the latest first. A program
+ * decides how many there are; what is not found stays widened.
+ */
+#define MOST_RECORDS	1024
+
+#define RECORD_BITS	10
+
 /**
  * struct saved - the affinity of a task
+ * @list: in the order in which they were saved
+ * @of_task: by task
+ * @of_process: by process
  * @task: held
  * @since: boot time when it was saved
  * @judged: @lost is known
@@ -69,6 +82,8 @@
  */
 struct saved {
 	struct list_head list;
+	struct hlist_node of_task;
+	struct hlist_node of_process;
 	struct task_struct *task;
 	u64 since;
 	bool judged;
@@ -85,6 +100,9 @@ struct saved {
  * the queue, and after them the unloading.
  */
 static LIST_HEAD(records);
+/* The same by task and by process, the latest first. */
+static DEFINE_HASHTABLE(by_task, RECORD_BITS);
+static DEFINE_HASHTABLE(by_process, RECORD_BITS);
 static unsigned int next_look_ms;
 static struct workqueue_struct *look_queue;
 
@@ -119,6 +137,18 @@ static struct saved *new_saved(struct task_struct *task)
 	return saved;
 }
 
+static unsigned long key_of_task(const struct task_struct *task)
+{
+	return (unsigned long)task;
+}
+
+static void add(struct saved *saved)
+{
+	list_add_tail(&saved->list, &records);
+	hash_add(by_task, &saved->of_task, key_of_task(saved->task));
+	hash_add(by_process, &saved->of_process, saved->task->tgid);
+}
+
 /* Kernel threads that are bound to a CPU are the kernel's own matter. */
 static bool can_lose(const struct task_struct *task)
 {
@@ -135,7 +165,7 @@ static int save(struct task_struct *task)
 
 	if (!saved)
 		return -ENOMEM;
-	list_add_tail(&saved->list, &records);
+	add(saved);
 	if (IS_MARKED_BY_US) {
 		mark = new_user_mask(&task->cpus_mask,
 				     GFP_ATOMIC | __GFP_NOWARN);
@@ -158,7 +188,10 @@ static void drop(struct saved *saved)
 {
 	put_task_struct(saved->task);
 	list_del(&saved->list);
+	hash_del(&saved->of_task);
+	hash_del(&saved->of_process);
 	kfree(saved);
+	cond_resched();
 }
 
 /**
@@ -228,24 +261,37 @@ static void judge(struct saved *saved, int cpu)
 		mend(saved, cpu);
 }
 
+/* Did a task begin when this affinity was saved, so that it may have what was widened? */
+static bool may_be_from(const struct task_struct *task, const struct saved *saved)
+{
+	return task->start_boottime + START_SLACK_NS >= saved->since &&
+	       (saved->lost || saved->had_user || IS_MARKED_BY_US);
+}
+
 /*
  * Whose affinity a task has that was created since, NULL if nobody's. The creator may have
  * slept and so lost nothing itself. A task with a copy of our mark had the creator's affinity
- * when it began.
+ * when it began. The last record is what the creator had last.
  */
 static const struct saved *find_creator(struct task_struct *task)
 {
 	const struct task_struct *parent = rcu_dereference(task->real_parent);
 	const struct saved *saved;
+	int left = MOST_RECORDS;
 
-	/* The last one is what the creator had last. */
-	list_for_each_entry_reverse(saved, &records, list) {
-		if (task->start_boottime + START_SLACK_NS < saved->since ||
-		    !(saved->lost || saved->had_user || IS_MARKED_BY_US))
+	if (thread_group_leader(task)) {
+		hash_for_each_possible(by_task, saved, of_task, key_of_task(parent))
+			if (saved->task == parent && may_be_from(task, saved))
+				return saved;
+		return NULL;
+	}
+	hash_for_each_possible(by_process, saved, of_process, task->tgid) {
+		if (saved->task->tgid != task->tgid)
 			continue;
-		if (thread_group_leader(task) ? saved->task == parent :
-						saved->task->tgid == task->tgid)
+		if (may_be_from(task, saved))
 			return saved;
+		if (!--left)
+			break;
 	}
 	return NULL;
 }
@@ -254,23 +300,31 @@ static bool is_recorded(const struct task_struct *task)
 {
 	const struct saved *saved;
 
-	list_for_each_entry(saved, &records, list)
+	hash_for_each_possible(by_task, saved, of_task, key_of_task(task))
 		if (saved->task == task)
 			return true;
 	return false;
 }
 
-/* Tasks that inherited all CPUs, or an affinity that they have lost since. */
+/*
+ * Tasks that inherited all CPUs, or an affinity that they have lost since. Those that began
+ * before the first record are most of all, and passed over at once.
+ */
 static bool add_children(void)
 {
 	struct task_struct *process, *thread;
 	const struct saved *creator;
 	struct saved *saved;
 	bool added = false;
+	u64 first;
 
+	if (list_empty(&records))
+		return false;
+	first = list_first_entry(&records, struct saved, list)->since;
 	rcu_read_lock();
 	for_each_process_thread(process, thread) {
-		if (!is_untouched(thread) ||
+		if (thread->start_boottime + START_SLACK_NS < first ||
+		    !is_untouched(thread) ||
 		    !cpumask_subset(cpu_possible_mask, &thread->cpus_mask))
 			continue;
 		creator = find_creator(thread);
@@ -284,7 +338,7 @@ static bool add_children(void)
 		saved->had_user = creator->had_user;
 		cpumask_copy(saved->mask, creator->mask);
 		cpumask_copy(saved->user, creator->user);
-		list_add_tail(&saved->list, &records);
+		add(saved);
 		added = true;
 	}
 	rcu_read_unlock();
@@ -394,8 +448,10 @@ static void restore_all(void)
 	int pass = 0;
 
 	do {
-		list_for_each_entry(saved, &records, list)
+		list_for_each_entry(saved, &records, list) {
 			restore(saved);
+			cond_resched();
+		}
 	} while (add_children() && ++pass < PASSES);
 }
 
@@ -407,9 +463,11 @@ void vnuma_affinities_restore(int cpu)
 {
 	struct saved *saved;
 
-	list_for_each_entry(saved, &records, list)
+	list_for_each_entry(saved, &records, list) {
 		if (!saved->judged)
 			judge(saved, cpu);
+		cond_resched();
+	}
 	restore_all();
 	give_what_was_asked(cpu);
 }
