@@ -2,6 +2,7 @@
 //! expected and what was seen.
 
 mod confined;
+mod crowd;
 mod displaced;
 mod flips;
 mod follow;

@@ -2,7 +2,7 @@
 //! them, and ends as it should, however it ends. The threads are loops, which never sleep: it sees them when their time is up.
 
 use crate::{
-    flips,
+    crowd, flips,
     threads::{Group, KEEP_S, LOOKS, Loop, beat, expect_share, loaded, shares, start, stop},
     vcpus,
 };
@@ -40,7 +40,7 @@ const THEFTS: usize = 6;
 /// Of a share of CPU time that control groups give: a tick of the kernel is 4 ms, a slice 5 ms.
 const TOLERANCE: f64 = 0.06;
 /// Times that a thread wakes beside loops, and how many they are.
-const WAKE_UPS: u64 = 200;
+pub(crate) const WAKE_UPS: u64 = 200;
 const LOOPS: usize = 9;
 /// Times that two threads are woken for the same CPU.
 const RACES: usize = 6;
@@ -53,6 +53,12 @@ pub struct Arguments {
     /// Thefts of a thread whose CPUs change meanwhile
     #[arg(long, default_value_t = 300)]
     thefts: u64,
+    /// Play the part `hostile` only, with so many loops of a user without rights
+    #[arg(long, value_name = "LOOPS")]
+    hostile: Option<usize>,
+    /// Be those loops
+    #[arg(long, value_name = "LOOPS", hide = true)]
+    crowd: Option<usize>,
 }
 
 type Part = (&'static str, fn(&Scheduler) -> Result<()>);
@@ -72,9 +78,15 @@ const PARTS: [Part; 10] = [
 ];
 
 pub fn run(arguments: &Arguments) -> Result<()> {
+    if let Some(count) = arguments.crowd {
+        return crowd::be(count);
+    }
     let nodes = Nodes::read()?;
     ensure!(nodes.cpus(1).is_some_and(|cpus| cpus.to_string() == "2-3"), "the server is not a 2n4c");
     ensure!(loaded()?.is_none(), "a scheduler is loaded already");
+    if let Some(count) = arguments.hostile {
+        return crowd::run(count);
+    }
     let wanted = |name: &str| arguments.parts.is_empty() || arguments.parts.iter().any(|part| part == name);
     if PARTS.iter().any(|(name, _)| wanted(name)) || wanted("flips") {
         // On a machine that stands still for a moment no thread counts as starving.
@@ -200,7 +212,7 @@ fn goes_first_as_it_wakes(scheduler: &Scheduler) -> Result<()> {
 }
 
 /// How often a thread that wakes has taken a CPU, and how long it has waited in all, nanoseconds.
-fn wake_beside_loops(scheduler: &Scheduler, place: Option<&str>) -> Result<(u64, u64)> {
+pub(crate) fn wake_beside_loops(scheduler: &Scheduler, place: Option<&str>) -> Result<(u64, u64)> {
     let before = scheduler.counts().preempted;
     let (tell, told) = mpsc::channel();
     let (go, begin) = mpsc::channel();

@@ -86,9 +86,11 @@ struct {
 struct queue {
 	__u64 vtime;		/* of the thread that is behind most; it never goes back */
 	__u64 searched_ns;	/* when the CPU looked for threads that wait too long */
+	__u32 searched;		/* the CPU whose queue it looks at first then */
 	__u64 charged_ns;	/* when `runs_vtime` was right; 0: no thread of ours runs */
 	__u64 runs_vtime;	/* of the thread that runs */
 	__u64 runs_share;	/* its share of a CPU */
+	__u64 ends_ns;		/* when its time is up, if a tick is too late; 0: it is not */
 };
 
 struct {

@@ -47,14 +47,29 @@
 /* A thread whose CPU another class has taken is left to CPUs of its place for so long. */
 #define RELEASE_NS	2000000ULL
 
-/* Time between two looks at all queues, at most. */
+/* Time between two looks at all queues, at most and at least. */
 #define LOOK_NS		100000000ULL
+#define LEAST_LOOK_NS	1000000ULL
+
+/*
+ * All threads of a queue have their turn within this time, if need be by shorter slices, but
+ * not shorter than the least: the kernel's watchdog ends a scheduler that has a thread wait
+ * too long, and any user can have thousands wait.
+ */
+#define TURN_NS		2000000000ULL
+#define LEAST_SLICE_NS	250000ULL
+
+/* Threads that have waited for their cpu.max and are queued at once, and the pause after them. */
+#define ENDED_AT_ONCE	64
+#define ENDED_PAUSE_NS	250000ULL
 
 /* The queue of threads whose control group has used up its cpu.max, by the end of that. */
 #define THROTTLED	BIT_ULL(32)
 
 /* When the alarm goes off; 0: it does not. */
 static __u64 alarm_ns;
+/* When all queues were looked at last. */
+static __u64 looked_ns;
 
 static struct vnuma_sched_header *get_header(void)
 {
@@ -140,6 +155,23 @@ static void come_to(struct thread *t, __u32 cpu, __u64 slice)
 	/* Who has slept is served soon, but not for all the time that it slept. */
 	if (t->vtime + turn < to->vtime)
 		t->vtime = to->vtime - turn;
+	/* Who has a small share waits long, but not longer than the kernel's watchdog has it. */
+	if (t->vtime > to->vtime + MAX_WAIT_NS)
+		t->vtime = to->vtime + MAX_WAIT_NS;
+}
+
+/* How long a thread runs before others of the queue of its CPU have their turn. */
+static __u64 slice_on(__s32 cpu, struct vnuma_sched_header *h)
+{
+	__s32 length = scx_bpf_dsq_nr_queued(cpu);
+	__u64 slice = h->slice_ns, part;
+
+	if (length <= 0)
+		return slice;
+	part = TURN_NS / (__u32)length;
+	if (part < LEAST_SLICE_NS)
+		part = LEAST_SLICE_NS;
+	return part < slice ? part : slice;
 }
 
 /* Who wakes compares itself with the thread that runs. */
@@ -173,6 +205,30 @@ static void set_alarm(__u64 until_ns, __u64 now)
 		alarm_ns = 0;
 }
 
+/* Ends slices that are shorter than a tick. Returns when the next one ends; 0: none does. */
+static __u64 end_slices(__u64 now)
+{
+	__u64 next = 0, ends;
+	struct queue *queue;
+	__u32 cpu;
+
+	bpf_for(cpu, 0, nr_cpus) {
+		queue = bpf_map_lookup_elem(&queues, &cpu);
+		if (!queue)
+			continue;
+		ends = queue->ends_ns;
+		if (!ends)
+			continue;
+		if (ends <= now) {
+			queue->ends_ns = 0;
+			scx_bpf_kick_cpu(cpu, SCX_KICK_PREEMPT);
+		} else if (!next || ends < next) {
+			next = ends;
+		}
+	}
+	return next;
+}
+
 /*
  * Wakes an idle CPU for each queue in which a thread waits for a CPU that others have, and
  * has threads queued anew that their CPU had already when another class took it.
@@ -200,13 +256,18 @@ static void look_around(void)
 /* Control groups have CPU time again: their threads go to the queues of their CPUs. */
 static int end_waits(void *map, int *key, struct alarm *alarm)
 {
-	__u64 now = bpf_ktime_get_ns(), next = 0;
+	__u64 now = bpf_ktime_get_ns(), next = 0, slices;
 	struct task_struct *p;
 	struct thread *t;
+	__u32 ended = zero;
 	__s32 cpu;
 
 	alarm_ns = 0;
 	bpf_for_each(scx_dsq, p, THROTTLED, 0) {
+		if (ended++ >= ENDED_AT_ONCE) {
+			next = now + ENDED_PAUSE_NS;
+			break;
+		}
 		t = bpf_task_storage_get(&threads, p, NULL, 0);
 		if (!t)
 			continue;
@@ -220,7 +281,16 @@ static int end_waits(void *map, int *key, struct alarm *alarm)
 		if (scx_bpf_dsq_move_vtime(&___it, p, cpu, 0))
 			scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);
 	}
-	look_around();
+	/* Slices may end much more often. */
+	if (now >= looked_ns + LEAST_LOOK_NS) {
+		looked_ns = now;
+		look_around();
+	} else if (!next || next > looked_ns + LEAST_LOOK_NS) {
+		next = looked_ns + LEAST_LOOK_NS;
+	}
+	slices = end_slices(now);
+	if (slices && (!next || slices < next))
+		next = slices;
 	if (!next || next > now + LOOK_NS)
 		next = now + LOOK_NS;
 	set_alarm(next, now);
@@ -444,7 +514,7 @@ void BPF_PROG(vnuma_dispatch, __s32 cpu, struct task_struct *prev)
 	if (!h || rescue(cpu, h, now))
 		return;
 	ready = prev && (prev->scx.flags & SCX_TASK_QUEUED);
-	if (ready && runs_on(prev, cpu, now) && scx_bpf_task_set_slice(prev, h->slice_ns)) {
+	if (ready && runs_on(prev, cpu, now) && scx_bpf_task_set_slice(prev, slice_on(cpu, h))) {
 		count(VNUMA_SCHED_COUNT_KEPT);
 		return;
 	}
@@ -468,6 +538,7 @@ void BPF_PROG(vnuma_running, struct task_struct *p)
 	struct thread *t = get_thread(p);
 	__u32 cpu = scx_bpf_task_cpu(p);
 	struct queue *queue = bpf_map_lookup_elem(&queues, &cpu);
+	__u64 slice;
 
 	if (!h || !t || !queue)
 		return;
@@ -477,6 +548,13 @@ void BPF_PROG(vnuma_running, struct task_struct *p)
 	t->running_ns = bpf_ktime_get_ns();
 	t->share = share_of(p, t);
 	note_running(queue, t);
+	slice = slice_on(cpu, h);
+	queue->ends_ns = 0;
+	if (slice < h->slice_ns && scx_bpf_task_set_slice(p, slice)) {
+		/* The kernel sees it at a tick, which may be much later. */
+		queue->ends_ns = t->running_ns + slice;
+		set_alarm(queue->ends_ns, t->running_ns);
+	}
 }
 
 SEC("struct_ops/vnuma_tick")
@@ -526,8 +604,10 @@ void BPF_PROG(vnuma_stopping, struct task_struct *p, bool runnable)
 	__u32 cpu = scx_bpf_task_cpu(p);
 	struct queue *queue = bpf_map_lookup_elem(&queues, &cpu);
 
-	if (queue)
+	if (queue) {
 		queue->charged_ns = 0;
+		queue->ends_ns = 0;
+	}
 	if (t)
 		charge(p, t, bpf_ktime_get_ns());
 }

@@ -6,6 +6,9 @@
  * nodes, the nearest first. Whoever decides may want another way (VNUMA_SCHED_STEAL_*). A
  * thread that has waited too long is stolen before all others, and by CPUs that are not idle,
  * too.
+ *
+ * Any user can have any number of threads wait, so a bounded number is looked at: the first
+ * ones of a queue, which have had least of their share.
  */
 #ifndef SCX_VNUMA_STEAL_H
 #define SCX_VNUMA_STEAL_H
@@ -15,6 +18,24 @@
 
 /* Queues of a node that are tried for one theft, the longest ones. */
 #define TRIES		8
+
+/* Threads that are looked at in a queue, in all for one theft, and for one rescue. */
+#define LOOKED_AT	64
+#define LOOKED_AT_IN_ALL 1024
+#define LOOKED_AT_TO_RESCUE 512
+
+/*
+ * 0, which the kernel's verifier does not know: it would go through a loop with a counter
+ * that it knows as often as the counter allows.
+ */
+static volatile __u32 zero;
+
+/* A search for a thread. */
+struct search {
+	__u64 now;
+	__u64 rank;	/* of the one that was chosen last */
+	__u32 left;	/* threads that may still be looked at */
+};
 
 static __u32 nr_cpus;
 
@@ -48,47 +69,54 @@ static bool may_take(struct task_struct *p, __s32 cpu)
 /*
  * The thread of a queue that a CPU may run and is to steal; 0 if there is none. Lower ranks
  * come first: those that have waited too long, the longest one first, then by pressure or as
- * they are queued.
+ * they are queued. Each thread that is looked at is one of those that are left.
  */
-static __u32 choose(__s32 victim, __s32 cpu, struct vnuma_sched_header *h, __u64 now, __u64 *rank)
+static __u32 choose(__s32 victim, __s32 cpu, struct vnuma_sched_header *h, struct search *s)
 {
+	__u32 looks = zero;
 	struct task_struct *p;
 	struct thread *t;
 	__u64 this, waited;
 	__u32 best = 0;
 
-	*rank = ~0ULL;
+	s->rank = ~0ULL;
 	bpf_for_each(scx_dsq, p, victim, 0) {
+		if (!s->left || looks >= LOOKED_AT)
+			break;
+		looks++;
+		s->left--;
 		if (!may_take(p, cpu))
 			continue;
 		t = bpf_task_storage_get(&threads, p, NULL, 0);
 		if (!t)
 			continue;
-		waited = now - t->queued_ns;
+		waited = s->now - t->queued_ns;
 		if (waited >= h->starve_ns)
 			this = BIT_ULL(62) - (waited & (BIT_ULL(61) - 1));
-		else if (h->steal == VNUMA_SCHED_STEAL_PLACE && !within_place(t, cpu, h, now))
+		else if (h->steal == VNUMA_SCHED_STEAL_PLACE && !within_place(t, cpu, h, s->now))
 			continue;
 		else
 			this = BIT_ULL(63) | (is_blind(h) ? 0 : t->pressure);
-		if (this < *rank) {
-			*rank = this;
+		if (this < s->rank) {
+			s->rank = this;
 			best = p->pid;
 		}
 	}
 	return best;
 }
 
-static bool steal_from(__s32 victim, __s32 cpu, struct vnuma_sched_header *h, __u64 now)
+static bool steal_from(__s32 victim, __s32 cpu, struct vnuma_sched_header *h, struct search *s)
 {
+	__u32 tid = choose(victim, cpu, h, s), looks = zero;
 	struct task_struct *p;
-	__u64 rank;
-	__u32 tid = choose(victim, cpu, h, now, &rank);
 	bool moved = false;
 
 	if (!tid)
 		return false;
 	bpf_for_each(scx_dsq, p, victim, 0) {
+		/* Others may have come before it. */
+		if (looks++ >= 2 * LOOKED_AT)
+			break;
 		if (p->pid != tid)
 			continue;
 		/* Its CPUs may be others since it was chosen. */
@@ -96,14 +124,14 @@ static bool steal_from(__s32 victim, __s32 cpu, struct vnuma_sched_header *h, __
 			moved = scx_bpf_dsq_move(&___it, p, SCX_DSQ_LOCAL, 0);
 		break;
 	}
-	if (moved && !(rank >> 63))
+	if (moved && !(s->rank >> 63))
 		count(VNUMA_SCHED_COUNT_STARVED);
 	return moved;
 }
 
 /* Steals from the longest queues of a node. */
 static bool steal_on(struct vnuma_sched_topology *host, __u32 node, __s32 cpu,
-		     struct vnuma_sched_header *h, __u64 now)
+		     struct vnuma_sched_header *h, struct search *s)
 {
 	__u32 begin, end, i, try, rank, best, limit = ~0U;
 	__s32 victim, length;
@@ -129,7 +157,7 @@ static bool steal_on(struct vnuma_sched_topology *host, __u32 node, __s32 cpu,
 		}
 		if (!best)
 			return false;
-		if (steal_from(0xffff - (best & 0xffff), cpu, h, now))
+		if (steal_from(0xffff - (best & 0xffff), cpu, h, s))
 			return true;
 		limit = best;
 	}
@@ -138,28 +166,38 @@ static bool steal_on(struct vnuma_sched_topology *host, __u32 node, __s32 cpu,
 
 /*
  * Steals the thread of the whole host that has waited longest, if that is too long. A CPU
- * may be taken by other classes for a long time, and no other CPU may be idle.
+ * may be taken by other classes for a long time, and no other CPU may be idle. What it had no
+ * time to look at comes first the next time.
  */
 static bool rescue(__s32 cpu, struct vnuma_sched_header *h, __u64 now)
 {
-	__u64 rank, least = BIT_ULL(63);
+	struct search s = { .now = now, .left = LOOKED_AT_TO_RESCUE + zero };
+	__u32 key = cpu, first, i;
+	__u64 least = BIT_ULL(63);
 	__s32 victim, best = -1;
-	__u32 key = cpu;
 	struct queue *own = bpf_map_lookup_elem(&queues, &key);
 
 	/* The search passes over all queues, so it is not made each time. */
 	if (!own || now - own->searched_ns < h->starve_ns / 4)
 		return false;
 	own->searched_ns = now;
-	bpf_for(victim, 0, nr_cpus) {
+	first = own->searched;
+	if (first >= nr_cpus)
+		first = 0;
+	bpf_for(i, 0, nr_cpus) {
+		victim = first + i < nr_cpus ? first + i : first + i - nr_cpus;
 		if (victim == cpu || scx_bpf_dsq_nr_queued(victim) <= 0)
 			continue;
-		if (choose(victim, cpu, h, now, &rank) && rank < least) {
-			least = rank;
+		own->searched = victim;
+		if (!s.left)
+			break;
+		if (choose(victim, cpu, h, &s) && s.rank < least) {
+			least = s.rank;
 			best = victim;
 		}
 	}
-	return best >= 0 && steal_from(best, cpu, h, now);
+	s.left = LOOKED_AT + zero;
+	return best >= 0 && steal_from(best, cpu, h, &s);
 }
 
 static __noinline __u32 node_of(struct vnuma_sched_topology *host, __u32 cpu)
@@ -169,7 +207,7 @@ static __noinline __u32 node_of(struct vnuma_sched_topology *host, __u32 cpu)
 
 /* As Xen's Credit scheduler does: the CPUs after this one by number, whatever their node. */
 static void steal_blindly(struct vnuma_sched_topology *host, __s32 cpu,
-			  struct vnuma_sched_header *h, __u64 now)
+			  struct vnuma_sched_header *h, struct search *s)
 {
 	__s32 i, victim;
 
@@ -177,7 +215,7 @@ static void steal_blindly(struct vnuma_sched_topology *host, __s32 cpu,
 		victim = cpu + i < nr_cpus ? cpu + i : cpu + i - nr_cpus;
 		if (scx_bpf_dsq_nr_queued(victim) <= 0)
 			continue;
-		if (!steal_from(victim, cpu, h, now))
+		if (!steal_from(victim, cpu, h, s))
 			continue;
 		count(node_of(host, victim) == node_of(host, cpu) ? VNUMA_SCHED_COUNT_LOCAL :
 								   VNUMA_SCHED_COUNT_REMOTE);
@@ -188,6 +226,7 @@ static void steal_blindly(struct vnuma_sched_topology *host, __s32 cpu,
 static void steal(__s32 cpu, struct vnuma_sched_header *h, __u64 now)
 {
 	struct vnuma_sched_topology *host;
+	struct search s = { .now = now, .left = LOOKED_AT_IN_ALL + zero };
 	__u32 first = 0, node, other, i;
 
 	host = bpf_map_lookup_elem(&topology, &first);
@@ -197,10 +236,10 @@ static void steal(__s32 cpu, struct vnuma_sched_header *h, __u64 now)
 	if (node >= host->nr_nodes || node >= MAX_NODES)
 		return;
 	if (is_blind(h)) {
-		steal_blindly(host, cpu, h, now);
+		steal_blindly(host, cpu, h, &s);
 		return;
 	}
-	if (steal_on(host, node, cpu, h, now)) {
+	if (steal_on(host, node, cpu, h, &s)) {
 		count(VNUMA_SCHED_COUNT_LOCAL);
 		return;
 	}
@@ -210,7 +249,7 @@ static void steal(__s32 cpu, struct vnuma_sched_header *h, __u64 now)
 		other = host->nearest[(node * MAX_NODES + i) & (MAX_NODES * MAX_NODES - 1)];
 		if (other == node)
 			continue;
-		if (steal_on(host, other, cpu, h, now)) {
+		if (steal_on(host, other, cpu, h, &s)) {
 			count(VNUMA_SCHED_COUNT_REMOTE);
 			return;
 		}
