@@ -236,7 +236,7 @@ fn test_jobs(built: &Built, fetched: Fetched, turn: Turn) -> Result<Vec<Job>> {
         jobs.push(in_lab(tests(&program.name(), program, &["--nocapture", "--test-threads", "1"])));
     }
     let benchmarks = [&SMOKE_HERE[..], &SMOKE_IN_LAB].concat();
-    jobs.extend(short_forms(built, &[benchmarks[turn.of(benchmarks.len())]])?);
+    jobs.extend(short_forms(built, &benchmarks)?);
     jobs.extend(scenarios(built, Some(turn.of(3)))?);
     Ok(jobs)
 }
