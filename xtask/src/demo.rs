@@ -14,8 +14,7 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 use vnuma_lab_runner::{
-    Image, LabError, LabRun, boot_retries, build_binaries, build_binaries_behind, driver, end_on_signals,
-    guest_files,
+    Image, LabError, LabRun, boot_retries, build_binaries_quickly, driver, end_on_signals, guest_files,
 };
 
 const GUEST_KERNEL: &str = "6.12";
@@ -147,9 +146,9 @@ impl Built {
             ("lab-vm", "lab-vm"),
             ("vnuma-lab-agent", "lab-agent"),
         ];
-        let build = if Image::is_built()? { build_binaries } else { build_binaries_behind };
+        let behind = !Image::is_built()?;
         let (files, driver) = thread::scope(|scope| {
-            let files = scope.spawn(|| build(&programs));
+            let files = scope.spawn(|| build_binaries_quickly(&programs, behind));
             let driver = scope.spawn(|| driver::build(GUEST_KERNEL));
             let mut next = start + PROGRESS_PERIOD;
             while !(files.is_finished() && driver.is_finished()) {

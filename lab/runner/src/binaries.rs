@@ -81,19 +81,28 @@ pub(crate) fn stripped(path: &Path) -> io::Result<Vec<u8>> {
 /// Builds programs of the workspace, each given as package and program name, and returns their paths. Names of programs are
 /// unique in it.
 pub fn build(programs: &[(&str, &str)]) -> Result<Vec<PathBuf>, BuildError> {
-    if let Some(folder) = std::env::var_os(PROGRAMS) {
-        let find = |(_, program): &(&str, &str)| existing(&PathBuf::from(&folder).join(program));
-        return programs.iter().map(find).collect();
-    }
-    build_with(Command::new(cargo()), programs, &[])
+    given(programs).unwrap_or_else(|| build_with(Command::new(cargo()), programs, &[]))
 }
 
-/// Like [`build`], but only on CPUs that nothing else wants: for building beside the image. Unpacking its packages switches
+/// Like [`build`], for a demonstration of a minute: what is optimized for long tests is not, which would take a fifth of the time.
+///
+/// `behind`: only on CPUs that nothing else wants, for building beside the image. Unpacking its packages switches
 /// between processes all the time, and waits at each switch, three times as long in all, if compilers run, even at a low priority.
-pub fn build_behind(programs: &[(&str, &str)]) -> Result<Vec<PathBuf>, BuildError> {
-    let mut command = Command::new("chrt");
-    command.args(["--idle", "0"]).arg(cargo());
-    build_with(command, programs, &[])
+pub fn build_quickly(programs: &[(&str, &str)], behind: bool) -> Result<Vec<PathBuf>, BuildError> {
+    let mut command = Command::new(if behind { "chrt".to_owned() } else { cargo() });
+    if behind {
+        command.args(["--idle", "0"]).arg(cargo());
+    }
+    let plain = ["vnuma-policy", "tokio"].map(|package| format!("profile.dev.package.{package}.opt-level=0"));
+    let options = ["--config", &plain[0], "--config", &plain[1]];
+    given(programs).unwrap_or_else(|| build_with(command, programs, &options))
+}
+
+/// Those that were built before.
+fn given(programs: &[(&str, &str)]) -> Option<Result<Vec<PathBuf>, BuildError>> {
+    let folder = std::env::var_os(PROGRAMS)?;
+    let find = |(_, program): &(&str, &str)| existing(&PathBuf::from(&folder).join(program));
+    Some(programs.iter().map(find).collect())
 }
 
 /// Like [`build`], as users build them: for programs that are measured.

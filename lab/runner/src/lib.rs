@@ -41,7 +41,7 @@ mod run_directory;
 mod tsc;
 
 pub use binaries::{
-    Binaries, BuildError, build as build_binaries, build_behind as build_binaries_behind,
+    Binaries, BuildError, build as build_binaries, build_quickly as build_binaries_quickly,
     build_release as build_release_binaries,
 };
 pub use cache::cache_dir;
