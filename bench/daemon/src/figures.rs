@@ -1,6 +1,6 @@
 //! The report's rows, and what is expected of them.
 
-use crate::{pressure::Pressure, readers::Clients, start::Start, yardstick::Yardstick};
+use crate::{readers::Clients, yardstick::Yardstick};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use vnuma_bench_figures::{goals::Limit, report, stats::median};
@@ -88,12 +88,7 @@ impl Growth {
 
 /// Goals of the rows with BPF that were asked for: those with 500 VMs and 1000 moves a second, by each backend, and those whose
 /// metrics are scraped. One whose row was skipped is not met. Times are judged by yardsticks of the same run.
-pub fn goals(
-    measured: &[Measured],
-    growth: Option<&Growth>,
-    pressure: &[Pressure],
-    starts: &[Start],
-) -> Vec<Limit> {
+pub fn goals(measured: &[Measured], growth: Option<&Growth>) -> Vec<Limit> {
     let mut goals = Vec::new();
     let mut goal = |name: String, value, limit| goals.push(Limit::at_most(name, value, limit));
     for Measured { row, yardsticks: [before, after] } in
@@ -125,30 +120,7 @@ pub fn goals(
         let name = format!("growth of cpu_us_per_move from {} to {} VMs", growth.vms[0], growth.vms[1]);
         goal(name, growth.ratio, 1.2);
     }
-    goals.extend(pressure.iter().flat_map(pressure_goals));
-    goals.extend(starts.iter().flat_map(start_goals));
     goals
-}
-
-/// Other VMs are published to about as fast as without the pressure.
-fn pressure_goals(of: &Pressure) -> [Limit; 2] {
-    let unpublished = of.ratio.map(|_| of.unpublished as f64);
-    [
-        Limit::at_most(format!("{:?}: publish_p99_ms under pressure by that without", of.by), of.ratio, 2.0),
-        Limit::at_most(format!("{:?}: unpublished", of.by), unpublished, 0.0),
-    ]
-}
-
-fn start_goals(of: &Start) -> [Limit; 4] {
-    let named = |name: &str| format!("{} VMs that start, {}: {name}", of.vms, of.backend);
-    // libvirt plugs a device in several steps, one domain after the other.
-    let attached_s = if of.backend == "libvirt" { 30.0 } else { 5.0 };
-    [
-        Limit::at_most(named("started_s"), of.started_s, 10.0),
-        Limit::at_most(named("described_s"), of.described_s, 5.0),
-        Limit::at_most(named("attached_s"), of.attached_s, attached_s),
-        Limit::at_most(named("rss_mb"), of.rss_mb, 200.0),
-    ]
 }
 
 #[cfg(test)]
@@ -173,17 +145,16 @@ mod tests {
 
     #[test]
     fn goals_are_of_the_rows_that_there_are() {
-        assert_eq!(goals(&[measured(row(100, 1000, 1.0))], None, &[], &[]), []);
+        assert_eq!(goals(&[measured(row(100, 1000, 1.0))], None), []);
         let skipped = Row { publish_p99_ms: None, cpu_us_per_move: None, ..row(500, 1000, 1.0) };
-        let skipped =
-            goals(&[measured(Row { skipped: Some("no BTF".to_owned()), ..skipped })], None, &[], &[]);
+        let skipped = goals(&[measured(Row { skipped: Some("no BTF".to_owned()), ..skipped })], None);
         assert!(
             skipped.len() == 6 && skipped.iter().all(|goal| goal.value.is_none() && !goal.met),
             "{skipped:?}"
         );
         let growth = Growth::of([100, 1000], 500, vec![[40.0, 50.0], [50.0, 40.0], [40.0, 52.0]]);
         let rest = Row { rest_cpu_share: Some(0.02), ..row(500, 1000, 39.2) };
-        let goals = goals(&[measured(rest), measured(row(100, 500, 1.0))], Some(&growth), &[], &[]);
+        let goals = goals(&[measured(rest), measured(row(100, 500, 1.0))], Some(&growth));
         let found: Vec<_> = goals.iter().map(|goal| (goal.name.as_str(), goal.value, goal.met)).collect();
         let growth = "growth of cpu_us_per_move from 100 to 1000 VMs";
         assert_eq!(
@@ -209,7 +180,7 @@ mod tests {
                 clients,
                 ..row(500, 1000, 1.0)
             };
-            goals(&[measured(row)], None, &[], &[]).len()
+            goals(&[measured(row)], None).len()
         };
         assert_eq!((of("libvirt", "bpf", Clients::Readers), of("qmp", "poll", Clients::Readers)), (6, 0));
         assert_eq!(of("libvirt", "bpf", Clients::Scrapers), 2);

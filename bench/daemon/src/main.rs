@@ -34,9 +34,11 @@ mod yardstick;
 use anyhow::Context;
 use clap::Parser;
 use figures::{Measured, goals, table};
+use pressure::Pressure;
 use readers::Clients;
 use row::Plan;
 use serde_json::json;
+use start::Start;
 use std::{path::PathBuf, process::ExitCode, time::Duration};
 use vnuma_bench_figures::{
     cells::{Cells, Options},
@@ -193,21 +195,20 @@ fn measure(arguments: Arguments) -> anyhow::Result<()> {
         false => None,
     };
     let sized = |name: &str| if smoke { format!("{name}, small") } else { name.to_owned() };
-    let pressure = match wanted(Part::Pressure) {
-        true => cells
-            .measure(&sized("pressure"), || Ok((pressure::measure(&vnumad, log, smoke)?, String::new())))?,
-        false => None,
-    };
-    let pressure = pressure.unwrap_or_default();
+    let press = || Ok((pressure::measure(&vnumad, log, smoke)?, String::new()));
+    let pressure = wanted(Part::Pressure).then(|| cells.measure(&sized("pressure"), press)).transpose()?;
+    let pressure = pressure.flatten().unwrap_or_default();
     let mut starts = Vec::new();
     for backend in ["qmp", "libvirt"].into_iter().filter(|_| wanted(Part::Start)) {
         let name = sized(&format!("start, {backend}"));
         let start = || Ok((start::measure(&vnumad, log, backend, smoke)?, String::new()));
         starts.extend(cells.measure(&name, start)?);
     }
-    let goals = if smoke { Vec::new() } else { goals(&measured, growth.as_ref(), &pressure, &starts) };
-    let all = || measured.iter().flat_map(|one| &one.yardsticks);
-    let yardsticks = |of: fn(&Yardstick) -> f64| all().map(of).collect::<Vec<_>>();
+    let mut goals = goals(&measured, growth.as_ref());
+    goals.extend(pressure.iter().flat_map(Pressure::goals));
+    goals.extend(starts.iter().flat_map(Start::goals));
+    goals.retain(|_| !smoke);
+    let each: Vec<&Yardstick> = measured.iter().flat_map(|one| &one.yardsticks).collect();
     let rows: Vec<_> = measured.iter().map(|one| one.row.clone()).collect();
     let report = json!({
         "source": "measured",
@@ -225,8 +226,8 @@ fn measure(arguments: Arguments) -> anyhow::Result<()> {
             "load_average_after": load_average(),
         },
         // Before and after each row.
-        "yardstick_us": yardsticks(|one| one.us),
-        "yardstick_ms": yardsticks(|one| one.ms),
+        "yardstick_us": each.iter().map(|one| one.us).collect::<Vec<_>>(),
+        "yardstick_ms": each.iter().map(|one| one.ms).collect::<Vec<_>>(),
         "rows": rows,
         "growth": growth,
         "pressure": pressure,

@@ -20,7 +20,10 @@ use std::{
     time::{Duration, Instant},
 };
 use vnuma_api::{Limited, operation};
-use vnuma_bench_figures::stats::{Samples, median};
+use vnuma_bench_figures::{
+    goals::Limit,
+    stats::{Samples, median},
+};
 
 const VMS: usize = 200;
 const MOVES_PER_S: u64 = 500;
@@ -55,14 +58,14 @@ impl By {
 /// What bench/README.md explains. Of each pair the first is without the pressure, the second under it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Pressure {
-    pub by: By,
+    by: By,
     turns_publish_p99_ms: Vec<[Option<f64>; 2]>,
     publish_p99_ms: [Option<f64>; 2],
     /// Median of the turns' ratios.
-    pub ratio: Option<f64>,
-    pub unpublished: usize,
+    ratio: Option<f64>,
+    unpublished: usize,
     limited: Vec<Limited>,
-    pub skipped: Option<String>,
+    skipped: Option<String>,
 }
 
 impl Pressure {
@@ -72,6 +75,16 @@ impl Pressure {
         let ratio = median(ratios);
         let publish_p99_ms = [middle(0), middle(1)];
         Self { by, ratio, publish_p99_ms, turns_publish_p99_ms: turns, unpublished, limited, skipped: None }
+    }
+
+    /// Other VMs are published to about as fast as without the pressure.
+    pub fn goals(&self) -> [Limit; 2] {
+        let named = |name: &str| format!("{:?}: {name}", self.by);
+        let unpublished = self.ratio.map(|_| self.unpublished as f64);
+        [
+            Limit::at_most(named("publish_p99_ms under pressure by that without"), self.ratio, 2.0),
+            Limit::at_most(named("unpublished"), unpublished, 0.0),
+        ]
     }
 }
 

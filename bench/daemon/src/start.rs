@@ -12,6 +12,7 @@ use std::{
     path::Path,
     time::{Duration, Instant},
 };
+use vnuma_bench_figures::goals::Limit;
 
 const VMS: usize = 1000;
 const SMOKE_VMS: usize = 10;
@@ -19,13 +20,27 @@ const SMOKE_VMS: usize = 10;
 /// What bench/README.md explains.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Start {
-    pub backend: String,
-    pub vms: usize,
-    pub started_s: Option<f64>,
-    pub described_s: Option<f64>,
-    pub attached_s: Option<f64>,
-    pub rss_mb: Option<f64>,
+    backend: String,
+    vms: usize,
+    started_s: Option<f64>,
+    described_s: Option<f64>,
+    attached_s: Option<f64>,
+    rss_mb: Option<f64>,
     skipped: Option<String>,
+}
+
+impl Start {
+    pub fn goals(&self) -> [Limit; 4] {
+        let named = |name: &str| format!("{} VMs that start, {}: {name}", self.vms, self.backend);
+        // libvirt plugs a device in several steps, one domain after the other.
+        let attached_s = if self.backend == "libvirt" { 30.0 } else { 5.0 };
+        [
+            Limit::at_most(named("started_s"), self.started_s, 10.0),
+            Limit::at_most(named("described_s"), self.described_s, 5.0),
+            Limit::at_most(named("attached_s"), self.attached_s, attached_s),
+            Limit::at_most(named("rss_mb"), self.rss_mb, 200.0),
+        ]
+    }
 }
 
 pub fn measure(vnumad: &Path, log: Option<&Path>, backend: &str, smoke: bool) -> anyhow::Result<Start> {
