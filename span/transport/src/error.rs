@@ -109,6 +109,17 @@ pub enum Fault {
         /// The time that it may take.
         limit: Duration,
     },
+    /// There was no room for it any more.
+    #[error("gave way to other callers before it had said who it is")]
+    GaveWay,
+    /// More of this party was not done, or not told.
+    #[error("{times} {what}")]
+    Limited {
+        /// How often.
+        times: u64,
+        /// What.
+        what: &'static str,
+    },
     /// TLS or the system refused.
     #[error("{act}: {source}")]
     Io {

@@ -28,6 +28,8 @@ pub struct Limits {
     pub silence: Duration,
     /// How long it may take until a connection is made.
     pub connect: Duration,
+    /// How long one that calls may take until it has said who it is.
+    pub hello: Duration,
 }
 
 impl Default for Limits {
@@ -38,6 +40,7 @@ impl Default for Limits {
             stall: Duration::from_millis(1000),
             silence: Duration::from_millis(1500),
             connect: Duration::from_secs(10),
+            hello: Duration::from_secs(2),
         }
     }
 }

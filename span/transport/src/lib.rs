@@ -8,9 +8,11 @@
 //! when the peer breaks a rule: garbage, lengths beyond limits, frames out of order, frames that are never finished, nothing
 //! taken, nothing said. The error names the peer and the field. Other lanes go on.
 
+mod callers;
 mod connect;
 mod error;
 mod lane;
+mod listener;
 mod pipe;
 mod rds;
 mod reserve;
@@ -18,9 +20,10 @@ mod shm;
 mod tls;
 mod wait;
 
-pub use connect::{Lanes, Listener, Place, accept, dial, mesh};
+pub use connect::{Lanes, accept, dial, mesh};
 pub use error::{Fault, Peer, TransportError};
 pub use lane::{Lane, Limits};
+pub use listener::{Listener, Place};
 pub use pipe::{Pipe, TcpPipe};
 pub use rds::{RdsListener, RdsPipe};
 pub use reserve::Reserved;

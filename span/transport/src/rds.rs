@@ -289,6 +289,10 @@ impl RdsListener {
         self.address.into()
     }
 
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
     /// Answers a call; `WouldBlock` if there is none.
     pub fn next(&self) -> io::Result<(RdsPipe, SocketAddr)> {
         let mut call = [0; NAME.len() + 2];

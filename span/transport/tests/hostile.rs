@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 use vnuma_abi_dsm_wire::{Body, HEADER, encode};
-use vnuma_dsm_transport::{Fault, Lane, Limits, Listener, Place, TransportError, accept, dial};
+use vnuma_dsm_transport::{Fault, Lane, Limits, Listener, Place, TransportError, accept, dial, mesh};
 
 fn short() -> Limits {
     let limit = Duration::from_millis(300);
@@ -334,6 +334,74 @@ fn a_caller_without_a_ring() {
     drop(silent);
 }
 
+/// Node 0 waits for node 1. What it says about callers, and whether node 1 came in at last.
+fn waiting_for_node_1(
+    transport: Transport,
+    limits: Limits,
+    callers: impl FnOnce(&Meeting),
+) -> (Vec<String>, Duration) {
+    let meeting = Meeting::new(transport);
+    let peers = [(1, Place::Tcp(anywhere()))].into();
+    let begin = Instant::now();
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| {
+            let mut told = Vec::new();
+            let lanes =
+                mesh(&meeting.listener, &peers, &hello(0, 0), limits, |error| told.push(error.to_string()));
+            (lanes.expect("a mesh"), told)
+        });
+        callers(&meeting);
+        // It may take longer than a caller has on a machine that is busy.
+        let _one = loop {
+            match dial(&meeting.place, &hello(1, 0), limits) {
+                Ok(lane) => break lane,
+                Err(error) => assert!(begin.elapsed() < HANG / 2, "node 1 is not served: {error}"),
+            }
+        };
+        let (_zero, told) = waits.join().expect("no panic");
+        (told, begin.elapsed())
+    })
+}
+
+#[test]
+fn a_caller_that_does_not_say_who_it_is_is_closed_long_before_the_mesh_is_given_up() {
+    let limits = Limits { connect: HANG, hello: Duration::from_millis(200), ..Limits::default() };
+    let greeting = frame(&Body::Hello(hello(1, 0)), 0);
+    for (transport, part) in [
+        (Transport::Tcp, &[][..]),
+        (Transport::Tcp, &greeting[..HEADER + 59]),
+        (Transport::Tls, &[]),
+        (Transport::Tls, &[22, 3, 1, 2, 0]),
+    ] {
+        let (told, _) = waiting_for_node_1(transport, limits, |meeting| {
+            let mut stream = TcpStream::connect(meeting.address()).expect("connected");
+            stream.write_all(part).expect("sent");
+            stream.set_read_timeout(Some(HANG / 2)).expect("set");
+            let end = stream.read(&mut [0]);
+            let reset = |error: &std::io::Error| error.kind() == std::io::ErrorKind::ConnectionReset;
+            assert!(end.as_ref().map_or_else(reset, |bytes| *bytes == 0), "{end:?}");
+        });
+        assert!(told.first().is_some_and(|told| told.ends_with(": no connection within 200ms")), "{told:?}");
+    }
+}
+
+#[test]
+fn callers_that_fail_without_end_are_told_a_few_times() {
+    let limits = Limits { connect: HANG, ..Limits::default() };
+    let (told, taken) = waiting_for_node_1(Transport::Tcp, limits, |meeting| {
+        for _ in 0..200 {
+            let mut stream = TcpStream::connect(meeting.address()).expect("connected");
+            stream.write_all(&[0xff; 100]).expect("sent");
+            // Until it is closed.
+            let _ = stream.read(&mut [0]);
+        }
+    });
+    let each = told.iter().filter(|text| text.contains("header.kind: 0xff is not a kind")).count();
+    assert!((20..=21 + taken.as_secs() as usize).contains(&each), "{each} lines in {taken:?}");
+    let rest = format!("127.0.0.1: {} more failures were not told", 200 - each);
+    assert_eq!(told.last(), Some(&rest));
+}
+
 /// A message has room for four descriptors. More than that, and those that do not belong there, are closed.
 #[test]
 fn a_caller_with_more_files_than_one_leaves_none_behind() {
@@ -357,4 +425,33 @@ fn a_caller_with_more_files_than_one_leaves_none_behind() {
             .expect("set");
         assert_eq!(reader.read(&mut [0]).expect("no other end is left open"), 0, "{count} files");
     }
+}
+
+/// The rest of the test below, in a process of its own, which may have no more memory.
+const NO_MEMORY: &str = "VNUMA_TEST_NO_MEMORY";
+
+#[test]
+fn a_thread_that_cannot_be_started_is_an_error() {
+    if std::env::var_os(NO_MEMORY).is_none() {
+        let test = "a_thread_that_cannot_be_started_is_an_error";
+        let mut again = std::process::Command::new(std::env::current_exe().expect("this program"));
+        let again =
+            again.args(["--exact", test, "--nocapture"]).env(NO_MEMORY, "1").output().expect("started");
+        let told = String::from_utf8_lossy(&again.stderr);
+        assert!(again.status.success(), "{told}{}", String::from_utf8_lossy(&again.stdout));
+        return;
+    }
+    let meeting = Meeting::new(Transport::Tcp);
+    let silent = TcpListener::bind(anywhere()).expect("a listener");
+    let peers = [(0, Place::Tcp(silent.local_addr().expect("an address")))].into();
+    let ours = vnuma_abi_dsm_wire::Hello { lanes: 256, ..hello(1, 0) };
+    let limits = Limits { connect: Duration::from_secs(5), ..Limits::default() };
+    let pages = std::fs::read_to_string("/proc/self/statm").expect("statm");
+    let pages: u64 = pages.split(' ').next().and_then(|pages| pages.parse().ok()).expect("a number");
+    let most = libc::rlimit { rlim_cur: pages * 4096 + (64 << 20), rlim_max: libc::RLIM_INFINITY };
+    // SAFETY: the kernel reads the limit, which lives through the call.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const most) }, 0);
+    let error =
+        mesh(&meeting.listener, &peers, &ours, limits, |_| {}).expect_err("too many threads").to_string();
+    assert!(error.starts_with("node 0, lane ") && error.contains("(not dialled): thread: "), "{error}");
 }

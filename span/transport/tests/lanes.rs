@@ -481,27 +481,33 @@ fn three_nodes_meet_whatever_the_order_and_whoever_calls_besides() {
     }
 }
 
-/// A node dials others that do not answer yet, and callers that say nothing take all the room that there is for callers.
+/// A node dials others that do not answer yet, and callers that say nothing, or half of it, take all the room that there is and
+/// do not go away.
 #[test]
-fn a_caller_waits_for_its_turn_and_is_not_turned_away() {
-    const LANES: u16 = 256;
+fn callers_that_say_nothing_keep_no_node_out() {
+    const LANES: u16 = 64;
     let meeting = Meeting::new(Transport::Tcp);
     let (place, address) = (meeting.place.clone(), meeting.address());
     let silent = TcpListener::bind(anywhere()).expect("a listener");
     let peers =
         [(0, Place::Tcp(silent.local_addr().expect("an address"))), (2, Place::Tcp(anywhere()))].into();
-    let limits = Limits { connect: HANG, ..Limits::default() };
+    let limits = Limits { connect: HANG, hello: HANG, ..Limits::default() };
     let greeting = |node, lane| Hello { lanes: LANES, lane, ..hello(node, 1) };
     let ours = greeting(1, 0);
     // It ends with this process.
     thread::spawn(move || mesh(&meeting.listener, &peers, &ours, limits, |_| {}));
     dial(&place, &greeting(2, 0), limits).expect("it is served beside those that this node dials");
-    let mute: Vec<_> = (0..256).map(|_| TcpStream::connect(address).expect("connected")).collect();
-    let calls = thread::spawn(move || dial(&place, &greeting(2, 1), limits));
-    thread::sleep(Duration::from_millis(500));
-    assert!(!calls.is_finished(), "it is turned away: {:?}", calls.join());
-    drop(mute);
-    calls.join().expect("no panic").expect("it is served");
+    let silent_callers: Vec<_> = (0..300)
+        .map(|number| {
+            let mut stream = TcpStream::connect(address).expect("connected");
+            stream.write_all(&[40, 0, 0][..number % 4]).expect("sent");
+            stream
+        })
+        .collect();
+    for lane in 1..LANES {
+        dial(&place, &greeting(2, lane), limits).expect("it is served beside them");
+    }
+    drop(silent_callers);
 }
 
 /// As one does that begins to listen anew.
