@@ -35,6 +35,20 @@ fn open(path: &Path) -> io::Result<File> {
 /// Calls `each` for the lines of a file that may be long, up to `limit` bytes of it. Of a line that is longer than `longest`
 /// the rest is left out.
 pub fn lines(path: &Path, limit: u64, longest: usize, mut each: impl FnMut(&[u8])) -> io::Result<()> {
+    let all = |line: &[u8]| {
+        each(line);
+        true
+    };
+    lines_while(path, limit, longest, all)
+}
+
+/// As [`lines`], until `each` says that no more are wanted.
+pub fn lines_while(
+    path: &Path,
+    limit: u64,
+    longest: usize,
+    mut each: impl FnMut(&[u8]) -> bool,
+) -> io::Result<()> {
     let mut reader = BufReader::with_capacity(64 * 1024, open(path)?.take(limit));
     let mut line = Vec::new();
     loop {
@@ -51,7 +65,9 @@ pub fn lines(path: &Path, limit: u64, longest: usize, mut each: impl FnMut(&[u8]
         line.extend(&content[..content.len().min(longest.saturating_sub(line.len()))]);
         reader.consume(taken);
         if end.is_some() {
-            each(&line);
+            if !each(&line) {
+                return Ok(());
+            }
             line.clear();
         }
     }

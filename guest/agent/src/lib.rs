@@ -15,6 +15,7 @@
 
 pub mod act;
 pub mod core;
+pub mod ends;
 pub mod files;
 pub mod journal;
 pub mod list;

@@ -17,6 +17,9 @@ use std::{
 /// CPU time is measured for so long.
 const MEASURED: Duration = Duration::from_secs(1);
 
+/// Looks at processes for which there was no time before.
+const MORE: usize = 20;
+
 /// Everything that `list` shows.
 #[derive(Debug, Serialize)]
 pub struct List {
@@ -76,7 +79,14 @@ pub fn list(root: &Path, rules: &Rules, changes: &[Change]) -> List {
     let (mut observer, mut state, start) = (Observer::new(root), State::default(), Instant::now());
     observer.look(&rules, &state, start.elapsed());
     std::thread::sleep(MEASURED);
-    let look = observer.look(&rules, &state, start.elapsed());
+    let mut look = observer.look(&rules, &state, start.elapsed());
+    // There may be more processes than are looked at once.
+    for _ in 0..MORE {
+        if look.late == 0 {
+            break;
+        }
+        look = observer.look(&rules, &state, start.elapsed());
+    }
     let plan = decide(&rules, &look.snapshot, &mut state, Duration::ZERO);
     List { hidden: look.hidden, ..of(&look.snapshot, &plan.actions, changes) }
 }

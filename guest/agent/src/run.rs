@@ -10,9 +10,10 @@
 use crate::{
     act::{Actor, System},
     core::{Action, InterruptAction, Plan, State, decide},
+    ends::Ends,
     files,
     journal::{self, Journal, JournalError},
-    observe::Observer,
+    observe::{Look, Observer},
     rules::Rules,
 };
 use anyhow::{Context, bail, ensure};
@@ -24,7 +25,7 @@ use nix::{
     },
 };
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs::{File, OpenOptions},
     io::{self, Read, Write},
     os::{
@@ -33,6 +34,7 @@ use std::{
     },
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    rc::Rc,
     time::{Duration, Instant},
 };
 
@@ -84,12 +86,12 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     );
     ends().thread_block().context("blocking signals")?;
     let signals = SignalFd::with_flags(&ends(), SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC);
-    let signals = signals.context("signalfd")?;
+    let signals = Rc::new(signals.context("signalfd")?);
     if options.dry_run {
         return Loop::new(options, root).until(&signals, &mut Dry::default());
     }
     let journal = take(&options.places)?;
-    let mut actor = Actor::new(System::new(root), journal);
+    let mut actor = Actor::new(System::new(root, Ends::new(Rc::clone(&signals))), journal);
     if !actor.changes().is_empty() {
         say("an earlier vnuma-guest has been killed: undoing what it has left");
         undo(&mut actor)?;
@@ -126,7 +128,7 @@ pub fn undo_left(places: &Places) -> anyhow::Result<bool> {
     if journal.changes().is_empty() {
         return Ok(false);
     }
-    undo(&mut Actor::new(System::new(&places.root), journal)).map(|()| true)
+    undo(&mut Actor::new(System::new(&places.root, Ends::default()), journal)).map(|()| true)
 }
 
 /// What becomes of a plan.
@@ -212,8 +214,7 @@ impl<'a> Loop<'a> {
             let now = self.start.elapsed();
             hands.before(&mut self.state, rules, now)?;
             let look = self.observer.look(rules, &self.state, now);
-            let (nodes, driver) = (look.snapshot.nodes.len(), self.topology.is_some());
-            self.notices.of(&self.options.places.root, nodes, look.hidden, driver, rules);
+            self.notices.of(&self.options.places.root, &look, self.topology.is_some(), rules);
             let plan = decide(rules, &look.snapshot, &mut self.state, now);
             hands.carry_out(&plan, &mut self.state, rules, now);
             if self.wait(signals, wait)? {
@@ -272,17 +273,23 @@ impl<'a> Loop<'a> {
     }
 }
 
+/// Users of whom it is remembered that they were told of.
+const MOST_USERS: usize = 1000;
+
 /// Which notices were printed. Each is printed once, as it reports no fault.
 #[derive(Default)]
 struct Notices {
     one_node: bool,
     hidden: bool,
+    late: bool,
+    busy_users: BTreeSet<u32>,
     driver: bool,
     groups: bool,
 }
 
 impl Notices {
-    fn of(&mut self, root: &Path, nodes: usize, hidden: usize, driver: bool, rules: &Rules) {
+    fn of(&mut self, root: &Path, look: &Look, driver: bool, rules: &Rules) {
+        let (nodes, hidden, late) = (look.snapshot.nodes.len(), look.hidden, look.late);
         let once = |said: &mut bool, is: bool, line: String| {
             if is && !*said {
                 say(&line);
@@ -299,6 +306,20 @@ impl Notices {
             hidden > 0,
             format!("{hidden} processes cannot be looked at, for lack of rights"),
         );
+        once(
+            &mut self.late,
+            late > 0,
+            format!("there was no time for {late} processes at one look: they are taken to be as they were"),
+        );
+        for user in look.busy_users.iter().filter(|user| !self.busy_users.contains(user)) {
+            say(&format!(
+                "the processes of user {user} take too long to look at: not all of them are at each look"
+            ));
+        }
+        // A user that goes to and fro is told of once.
+        if self.busy_users.len() < MOST_USERS {
+            self.busy_users.extend(&look.busy_users);
+        }
         let interval = rules.interval.as_secs();
         once(
             &mut self.driver,

@@ -4,7 +4,10 @@
 
 use std::{collections::BTreeMap, collections::BTreeSet, time::Duration};
 use vnuma_guest::{
-    core::{Action, Device, Evidence, LONGEST_REST, Node, Process, ProcessId, Snapshot, State, decide},
+    core::{
+        Action, Device, Evidence, Interrupt, InterruptAction, LONGEST_REST, Node, Process, ProcessId,
+        Snapshot, State, decide,
+    },
     rules::Rules,
 };
 use vnuma_model::CpuSet;
@@ -37,6 +40,7 @@ fn guest() -> Snapshot {
         program: "x".to_owned(),
         cgroup: "/".to_owned(),
         evidence: BTreeSet::from([file]),
+        of_root: false,
         runs_vm: false,
         allowed: cpus("0-7"),
         ran_permille: BTreeMap::from([(1, 500)]),
@@ -58,11 +62,14 @@ struct Run {
     state: State,
     now_s: u64,
     guest: Snapshot,
+    /// What was decided of interrupts at the last look.
+    interrupts: Vec<InterruptAction>,
 }
 
 impl Run {
     fn new() -> Self {
-        Self { rules: Rules::default(), state: State::default(), now_s: 0, guest: guest() }
+        let (rules, state) = (Rules::default(), State::default());
+        Self { rules, state, now_s: 0, guest: guest(), interrupts: Vec::new() }
     }
 
     fn node(&mut self, id: u32) -> &mut Node {
@@ -78,6 +85,7 @@ impl Run {
         self.now_s += after_s;
         let now = self.now();
         let plan = decide(&self.rules, &self.guest, &mut self.state, now);
+        self.interrupts = plan.interrupts;
         let mut moved = 0;
         let mut said = Vec::new();
         for action in plan.actions {
@@ -277,4 +285,32 @@ fn a_process_rests_twice_as_long_each_time_until_it_has_stayed() {
     let (now, limits) = (run.now(), run.rules.limits);
     run.state.lost(ID, &limits, now);
     assert!(run.look(0).0.ends_with(&format!("rests for {} s", rest_s + 1)));
+}
+
+/// Any user can have a file with the name of a library mapped as code. It takes a right to have a device open.
+#[test]
+fn interrupts_follow_what_anybody_has_open_and_what_root_runs() {
+    let library = Evidence::Library("libibverbs.so.1".to_owned());
+    let file = guest().processes[0].evidence.clone();
+    let both = file.iter().cloned().chain([library.clone()]).collect();
+    let library = BTreeSet::from([library]);
+    for (evidence, of_root, follow) in
+        [(library.clone(), false, false), (library, true, true), (file, false, true), (both, false, true)]
+    {
+        let mut run = Run::new();
+        let cpus = cpus("0-7");
+        run.guest.interrupts =
+            vec![Interrupt { irq: 24, device: CARD.to_owned(), name: "eth0-0".to_owned(), cpus }];
+        (run.process().evidence, run.process().of_root) = (evidence.clone(), of_root);
+        run.place();
+        let set: Vec<u32> = run
+            .interrupts
+            .iter()
+            .filter_map(|action| match action {
+                InterruptAction::Set { irq, .. } => Some(*irq),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(set, if follow { vec![24] } else { vec![] }, "{evidence:?}, of root: {of_root}");
+    }
 }

@@ -129,6 +129,7 @@ fn snapshot(step: &Step, starts: &[u64], state: &State, interrupts: Vec<Interrup
             program: "x".to_owned(),
             cgroup: "/".to_owned(),
             evidence: evidence(doing.evidence),
+            of_root: false,
             runs_vm: false,
             allowed,
             ran_permille: (0..NODES).zip(doing.ran_permille).collect(),

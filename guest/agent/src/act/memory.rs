@@ -13,8 +13,8 @@ use std::{
 use vnuma_process::{PAGES_AT_ONCE, PageState, find_pages, move_pages, open_pidfd};
 
 const PAGE: u64 = 4096;
-/// The program waits for its pages meanwhile, and so does the next look.
-const WORK: Duration = Duration::from_secs(2);
+/// How long memory is moved at one look, of all programs. They wait for their pages meanwhile, and so does the next look.
+pub const WORK: Duration = Duration::from_millis(300);
 
 /// What became of a move.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -27,20 +27,29 @@ pub struct Moved {
     pub cursor: u64,
 }
 
-/// Moves up to `kib` of what is on other nodes, from the address `from` on and then from the beginning.
-pub fn move_to(root: &Path, id: ProcessId, node: NodeId, kib: u64, from: u64) -> Result<Moved, String> {
+/// Moves up to `kib` of what is on other nodes, from the address `from` on and then from the beginning, until `end`.
+pub fn move_to(
+    root: &Path,
+    id: ProcessId,
+    node: NodeId,
+    kib: u64,
+    (from, end): (u64, Instant),
+) -> Result<Moved, String> {
     let failed = |error: std::io::Error| error.to_string();
     let pidfd = open_pidfd(id.pid).map_err(failed)?;
     if !super::threads::is_alive(id) {
         return Err("it has ended".to_owned());
     }
-    let mappings = maps::read_movable(root, id.pid).map_err(failed)?;
-    let ends = maps::read_ranges(root, id.pid).map_err(failed)?;
+    // A program decides how many mappings it has. Those for which there is no time stay.
+    let begin = Instant::now();
+    let half = begin + end.saturating_duration_since(begin) / 2;
+    let goes_on = || Instant::now() < half;
+    let mappings = maps::read_movable(root, id.pid, goes_on).map_err(failed)?;
+    let ends = maps::read_ranges(root, id.pid, || Instant::now() < end).map_err(failed)?;
     let mut moved = Moved { cursor: from, ..Moved::default() };
-    let end = Instant::now() + WORK;
     for (start, stop) in ranges(&mappings, &ends, node, from) {
         for first in (start..stop).step_by(PAGES_AT_ONCE * PAGE as usize) {
-            if moved.kib >= kib || Instant::now() > end {
+            if moved.kib >= kib || Instant::now() >= end {
                 return Ok(moved);
             }
             let last = stop.min(first + PAGES_AT_ONCE as u64 * PAGE);

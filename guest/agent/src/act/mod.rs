@@ -20,6 +20,7 @@ pub mod threads;
 
 use crate::{
     core::{Action, InterruptAction, Limits, NodeId, Plan, ProcessId, State},
+    ends::Ends,
     files,
     journal::{Change, Journal, JournalError, Value},
     rules::Memory,
@@ -27,7 +28,7 @@ use crate::{
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
-    time::Duration,
+    time::{Duration, Instant},
 };
 use systemd::Systemd;
 use vnuma_model::CpuSet;
@@ -36,6 +37,7 @@ use vnuma_model::CpuSet;
 pub struct System {
     root: PathBuf,
     systemd: Option<Box<dyn Systemd>>,
+    ends: Ends,
 }
 
 /// What became of a change that was to be undone.
@@ -48,9 +50,9 @@ pub enum Undone {
 }
 
 impl System {
-    /// The system below `root`, with the systemd that runs there if one does.
-    pub fn new(root: &Path) -> Self {
-        Self { root: root.to_owned(), systemd: systemd::running(root) }
+    /// The system below `root`, with the systemd that runs there if one does. What takes long stops at a signal to end.
+    pub fn new(root: &Path, ends: Ends) -> Self {
+        Self { root: root.to_owned(), systemd: systemd::running(root, &ends), ends }
     }
 
     fn online(&self) -> CpuSet {
@@ -106,6 +108,7 @@ impl Actor {
 
     /// Undoes everything, the latest first. What cannot be undone stays in the journal. Gives a line for each change.
     pub fn undo_all(&mut self) -> (Vec<String>, Result<(), String>) {
+        self.system.ends.begin();
         let mut lines = self.free_descendants();
         let mut failed = Vec::new();
         for change in self.journal.changes().iter().rev().cloned().collect::<Vec<_>>() {
@@ -126,7 +129,7 @@ impl Actor {
         Ok(line)
     }
 
-    /// Carries out a plan. Gives a line for each act; `state` learns what fails.
+    /// Carries out a plan, until a signal to end comes. Gives a line for each act; `state` learns what fails.
     pub fn apply(
         &mut self,
         plan: &Plan,
@@ -135,9 +138,15 @@ impl Actor {
         (limits, now): (&Limits, Duration),
     ) -> Vec<String> {
         let mut lines = Vec::new();
+        let end = Instant::now() + memory::WORK;
         for action in &plan.actions {
+            if self.system.ends.have_come() {
+                return lines;
+            }
             let pid = action.id().pid;
             match action {
+                // The others have their turn at the next look.
+                Action::MoveMemory { .. } if Instant::now() >= end => {}
                 Action::Keep { .. } => {}
                 Action::Release { id, reason } => {
                     lines.push(format!("PID {pid}: released: {reason}"));
@@ -153,11 +162,13 @@ impl Actor {
                         }
                     }
                 }
-                Action::MoveMemory { id, node, kib } => match self.move_memory(*id, *node, *kib, state) {
-                    Ok(0) => {}
-                    Ok(moved) => lines.push(format!("PID {pid}: {moved} KiB moved to node {node}")),
-                    Err(error) => lines.push(format!("PID {pid}: memory: {error}")),
-                },
+                Action::MoveMemory { id, node, kib } => {
+                    match self.move_memory(*id, *node, *kib, end, state) {
+                        Ok(0) => {}
+                        Ok(moved) => lines.push(format!("PID {pid}: {moved} KiB moved to node {node}")),
+                        Err(error) => lines.push(format!("PID {pid}: memory: {error}")),
+                    }
+                }
             }
         }
         for action in &plan.interrupts {
@@ -255,10 +266,11 @@ impl Actor {
         id: ProcessId,
         node: NodeId,
         kib: u64,
+        end: Instant,
         state: &mut State,
     ) -> Result<u64, String> {
         let from = self.cursors.get(&id).copied().unwrap_or(0);
-        let outcome = memory::move_to(&self.system.root, id, node, kib, from);
+        let outcome = memory::move_to(&self.system.root, id, node, kib, (from, end));
         // What cannot be moved now is not tried again and again.
         let settled = outcome.as_ref().map_or(true, |moved| moved.settled);
         state.moved(id, settled);

@@ -1,7 +1,10 @@
 //! Units of systemd. Control groups of units are systemd's to write, so it is asked to.
 
 use super::Undone;
-use crate::journal::{Change, is_unit};
+use crate::{
+    ends::Ends,
+    journal::{Change, is_unit},
+};
 use std::{
     fs,
     io::Read,
@@ -41,14 +44,15 @@ pub fn unit_of(path: &str) -> Option<String> {
 }
 
 /// The systemd that runs, if one does.
-pub fn running(root: &Path) -> Option<Box<dyn Systemd>> {
+pub fn running(root: &Path, ends: &Ends) -> Option<Box<dyn Systemd>> {
     let here = root.join("run/systemd/system").is_dir();
-    here.then(|| Box::new(Systemctl { root: root.to_owned() }) as Box<dyn Systemd>)
+    here.then(|| Box::new(Systemctl { root: root.to_owned(), ends: ends.clone() }) as Box<dyn Systemd>)
 }
 
 /// `systemctl`.
 struct Systemctl {
     root: PathBuf,
+    ends: Ends,
 }
 
 impl Systemctl {
@@ -66,11 +70,16 @@ impl Systemctl {
         let status = loop {
             match child.try_wait().map_err(|error| failed(error.to_string()))? {
                 Some(status) => break status,
-                None if Instant::now() > end => {
+                None if Instant::now() > end || self.ends.have_come() => {
                     // It may have ended just now.
                     let _ = child.kill();
                     let _ = child.wait();
-                    return Err(failed(format!("no answer within {} s", LIMIT.as_secs())));
+                    let late = format!("no answer within {} s", LIMIT.as_secs());
+                    return Err(failed(if Instant::now() > end {
+                        late
+                    } else {
+                        "a signal to end".to_owned()
+                    }));
                 }
                 None => std::thread::sleep(Duration::from_millis(20)),
             }
@@ -266,7 +275,7 @@ mod tests {
         assert_eq!((property(answer, CPUS), property(answer, MEMS)), ("0-3,8".into(), String::new()));
         assert_eq!(property("", CPUS), "");
         let root = tempfile::tempdir().expect("a directory");
-        let systemctl = Systemctl { root: root.path().to_owned() };
+        let systemctl = Systemctl { root: root.path().to_owned(), ends: Ends::default() };
         let unit = root.path().join("run/systemd/system.control/a.service.d");
         fs::create_dir_all(&unit).expect("made");
         let file = |name: &str| unit.join(format!("50-{name}.conf"));

@@ -80,13 +80,7 @@ fn named<'a>(devices: &'a BTreeMap<String, Device>, name: &str) -> Option<&'a De
 /// Addresses of the devices that a process uses: those behind the files that it has open; if there are none, those that its
 /// libraries may drive, which are the ones that do RDMA or, if none does, all network controllers.
 pub(super) fn devices_of(process: &Process, devices: &BTreeMap<String, Device>) -> BTreeSet<String> {
-    let is_bridge = |address: &String| devices.get(address).is_none_or(|device| device.class >> 16 == BRIDGE);
-    let mut open = BTreeSet::new();
-    for evidence in &process.evidence {
-        if let Evidence::File { devices, .. } = evidence {
-            open.extend(devices.iter().filter(|address| !is_bridge(address)).cloned());
-        }
-    }
+    let open = open_devices(process, devices);
     let library = process.evidence.iter().any(|evidence| matches!(evidence, Evidence::Library(_)));
     if !open.is_empty() || !library {
         return open;
@@ -97,6 +91,24 @@ pub(super) fn devices_of(process: &Process, devices: &BTreeMap<String, Device>) 
     };
     let rdma = all(|device| device.rdma);
     if rdma.is_empty() { all(|device| device.class >> 16 == NETWORK) } else { rdma }
+}
+
+/// Addresses of devices whose interrupts may follow a process: those that it has open, which takes a right to them. Any user can
+/// have a file with the name of a library, and interrupts concern all; a process of root could set them itself.
+pub(super) fn driven_by(process: &Process, devices: &BTreeMap<String, Device>) -> BTreeSet<String> {
+    if process.of_root { devices_of(process, devices) } else { open_devices(process, devices) }
+}
+
+/// Addresses of the devices behind the files that a process has open.
+fn open_devices(process: &Process, devices: &BTreeMap<String, Device>) -> BTreeSet<String> {
+    let is_bridge = |address: &String| devices.get(address).is_none_or(|device| device.class >> 16 == BRIDGE);
+    let mut open = BTreeSet::new();
+    for evidence in &process.evidence {
+        if let Evidence::File { devices, .. } = evidence {
+            open.extend(devices.iter().filter(|address| !is_bridge(address)).cloned());
+        }
+    }
+    open
 }
 
 fn shown(process: &Process) -> String {

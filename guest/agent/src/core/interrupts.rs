@@ -62,7 +62,7 @@ impl Interrupts {
         }
     }
 
-    /// Decides. `used` are the devices of processes that are placed.
+    /// Decides. `used` are the devices that processes drive which are placed.
     pub(super) fn decide(
         &mut self,
         snapshot: &Snapshot,
@@ -102,7 +102,7 @@ impl Interrupts {
             None => cpus.clone(),
         };
         let Some(home) = home.filter(|home| !home.is_empty()) else {
-            let reason = "no process that is placed uses its device".to_owned();
+            let reason = "no process that is placed drives its device".to_owned();
             return self.kept.remove(irq).map(|_| InterruptAction::Restore { irq: *irq, reason });
         };
         let narrowed: CpuSet = home.iter().filter(|cpu| former.contains(*cpu)).collect();

@@ -295,7 +295,7 @@ pub fn decide(rules: &Rules, snapshot: &Snapshot, state: &mut State, now: Durati
     if rules.memory != Memory::Leave {
         look.move_memory(&processes, state);
     }
-    let used = used_devices(snapshot, state);
+    let used = driven_devices(snapshot, &processes, state);
     let interrupts = state.interrupts.decide(snapshot, &used, rules.interrupts);
     Plan { actions: look.actions, interrupts }
 }
@@ -308,16 +308,21 @@ fn forget(state: &mut State, id: ProcessId, now: Duration) {
     }
 }
 
-/// Devices that processes use which are placed.
-fn used_devices(snapshot: &Snapshot, state: &State) -> BTreeSet<String> {
-    let mut used = BTreeSet::new();
-    for (_, placed) in state.all_placed() {
-        let there = |address: &&String| {
-            snapshot.devices.get(*address).is_some_and(|device| device.node == Some(placed.node))
+/// Devices that processes drive which are placed on the devices' node.
+fn driven_devices(
+    snapshot: &Snapshot,
+    processes: &BTreeMap<ProcessId, &Process>,
+    state: &State,
+) -> BTreeSet<String> {
+    let mut driven = BTreeSet::new();
+    for (id, placed) in state.all_placed() {
+        let Some(process) = processes.get(&id) else { continue };
+        let there = |address: &String| {
+            snapshot.devices.get(address).is_some_and(|device| device.node == Some(placed.node))
         };
-        used.extend(placed.devices.iter().filter(there).cloned());
+        driven.extend(find::driven_by(process, &snapshot.devices).into_iter().filter(there));
     }
-    used
+    driven
 }
 
 /// A process that can be placed.

@@ -71,6 +71,8 @@ pub struct Process {
     pub cgroup: String,
     /// What shows that it is heavy on I/O.
     pub evidence: BTreeSet<Evidence>,
+    /// It acts by the rights of root, and of nobody else.
+    pub of_root: bool,
     /// It runs a VM: where its vCPUs are is for its hypervisor's tools to say.
     pub runs_vm: bool,
     /// CPUs of the threads with the widest affinity.

@@ -42,8 +42,7 @@ pub(super) fn behind(root: &Path, file: &OpenFile) -> Option<BTreeSet<String>> {
     let numbered = |text: &str, prefix: &str| text.strip_prefix(prefix).is_some_and(digits);
     let is_file_of = |directory: &Path| {
         // Its path is what the process's mounts make of it. The number is the kernel's.
-        let number = files::text(&directory.join("dev"));
-        number.is_none() || number == file.number
+        file.number.is_some() && files::text(&directory.join("dev")) == file.number
     };
     let class = |class: &str, name: &str| {
         let directory = root.join("sys/class").join(class).join(name);
@@ -117,6 +116,9 @@ mod tests {
         make("sys/class/uio/uio0/dev", "246:0\n");
         link(&format!("sys/devices/pci0/{disk}"), "sys/class/uio/uio0/device");
         make(&format!("sys/kernel/iommu_groups/12/devices/{card}"), "");
+        make(&format!("sys/kernel/iommu_groups/13/devices/{card}"), "");
+        make("sys/class/vfio/12/dev", "243:12\n");
+        make("sys/class/infiniband_verbs/uverbs0/dev", "231:192\n");
         make("sys/class/infiniband_verbs/uverbs0/ibdev", "rxe0\n");
         make("sys/class/infiniband/rxe0/parent", "eth7\n");
         link(&format!("sys/devices/pci0/{card}/virtio3"), "sys/class/net/eth7/device");
@@ -127,8 +129,14 @@ mod tests {
         let one = |address: &str| Some(vec![address.to_owned()]);
         assert_eq!(found("/dev/uio0", Some("246:0")), one(disk));
         assert_eq!(found("/dev/uio0", Some("1:3")), None, "another file under that name");
-        assert_eq!(found("/dev/vfio/12", None), one(card));
-        assert_eq!(found("/dev/infiniband/uverbs0", None), one(card), "RDMA in software");
+        assert_eq!(found("/dev/vfio/12", Some("243:12")), one(card));
+        assert_eq!(found("/dev/infiniband/uverbs0", Some("231:192")), one(card), "RDMA in software");
+        assert_eq!(found("/dev/vfio/12", None), None, "a plain file under that name");
+        assert_eq!(
+            (found("/dev/vfio/13", None), found("/dev/vfio/13", Some("1:3"))),
+            (None, None),
+            "no VFIO"
+        );
         for no in ["/dev/null", "/dev/vfio/vfio", "/dev/vfio/../12", "/dev/uio0/x", "/dev/uio", "/tmp/uio0"] {
             assert_eq!(found(no, None), None, "{no}");
         }

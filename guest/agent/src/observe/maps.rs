@@ -1,5 +1,6 @@
 //! `/proc/PID/maps` and `/proc/PID/numa_maps`. A process can have tens of thousands of mappings, whose files it names.
 
+use super::turn::Turn;
 use crate::{core::NodeId, files};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -29,16 +30,17 @@ pub fn code_of(line: &[u8]) -> Option<&str> {
     (executable && path.starts_with('/')).then(|| path.rsplit('/').next()).flatten()
 }
 
-/// Files that a process has code of, as far as `wanted` says so.
+/// Files that a process has code of, as far as `wanted` says so and there is time.
 pub(super) fn libraries(
     root: &Path,
     pid: i32,
     wanted: impl Fn(&str) -> bool,
+    turn: Turn,
 ) -> io::Result<BTreeSet<String>> {
     let mut found = BTreeSet::new();
-    files::lines(&root.join(format!("proc/{pid}/maps")), LIMIT, LINE, |line| {
-        let name = code_of(line).filter(|name| found.len() < LIBRARIES && wanted(name));
-        found.extend(name.map(str::to_owned));
+    files::lines_while(&root.join(format!("proc/{pid}/maps")), LIMIT, LINE, |line| {
+        found.extend(code_of(line).filter(|name| wanted(name)).map(str::to_owned));
+        found.len() < LIBRARIES && !turn.is_over()
     })?;
     Ok(found)
 }
@@ -78,28 +80,35 @@ pub fn movable(line: &[u8]) -> Option<Movable> {
     (!pages.is_empty()).then_some(Movable { start, pages })
 }
 
-/// Mappings of a process whose pages can be moved. Walks all page tables of the process.
-pub fn read_movable(root: &Path, pid: i32) -> io::Result<Vec<Movable>> {
+/// Mappings of a process whose pages can be moved, for as long as `goes_on` says so. Walks all page tables of the process.
+pub fn read_movable(root: &Path, pid: i32, goes_on: impl Fn() -> bool) -> io::Result<Vec<Movable>> {
     let mut found = Vec::new();
     let path = root.join(format!("proc/{pid}/numa_maps"));
-    files::lines(&path, LIMIT, LINE, |line| found.extend(movable(line)))?;
+    files::lines_while(&path, LIMIT, LINE, |line| {
+        found.extend(movable(line));
+        goes_on()
+    })?;
     Ok(found)
 }
 
-/// Memory of a process that can be moved, by node, KiB.
-pub(super) fn read_memory(root: &Path, pid: i32) -> Option<BTreeMap<NodeId, u64>> {
+/// Memory of a process that can be moved, by node, KiB. Nothing if there is no time for all of it.
+pub(super) fn read_memory(root: &Path, pid: i32, turn: Turn) -> Option<BTreeMap<NodeId, u64>> {
     let mut memory: BTreeMap<NodeId, u64> = BTreeMap::new();
-    for (node, pages) in read_movable(root, pid).ok()?.into_iter().flat_map(|mapping| mapping.pages) {
+    let movable = read_movable(root, pid, || !turn.is_over()).ok().filter(|_| !turn.is_over())?;
+    for (node, pages) in movable.into_iter().flat_map(|mapping| mapping.pages) {
         let kib = memory.entry(node).or_default();
         *kib = kib.saturating_add(pages.saturating_mul(4));
     }
     Some(memory)
 }
 
-/// Start and end of each mapping of a process.
-pub fn read_ranges(root: &Path, pid: i32) -> io::Result<BTreeMap<u64, u64>> {
+/// Start and end of mappings of a process, for as long as `goes_on` says so.
+pub fn read_ranges(root: &Path, pid: i32, goes_on: impl Fn() -> bool) -> io::Result<BTreeMap<u64, u64>> {
     let mut ranges = BTreeMap::new();
-    files::lines(&root.join(format!("proc/{pid}/maps")), LIMIT, LINE, |line| ranges.extend(range(line)))?;
+    files::lines_while(&root.join(format!("proc/{pid}/maps")), LIMIT, LINE, |line| {
+        ranges.extend(range(line));
+        goes_on()
+    })?;
     Ok(ranges)
 }
 

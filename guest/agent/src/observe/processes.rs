@@ -1,6 +1,9 @@
 //! Processes: which of them are of interest, and what they do.
 
-use super::{devices, maps};
+use super::{
+    devices, maps,
+    turn::{Turn, Users},
+};
 use crate::{
     core::{Evidence, NodeId, Process, ProcessId},
     files,
@@ -8,7 +11,8 @@ use crate::{
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
-    io,
+    fs, io,
+    os::unix::fs::MetadataExt,
     path::Path,
     time::Duration,
 };
@@ -26,10 +30,6 @@ const FILES: usize = 64;
 const KERNEL_THREAD: u64 = 0x0020_0000;
 const KVM: &str = "/dev/kvm";
 
-/// It cannot be looked at.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Hidden;
-
 /// A thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Thread {
@@ -42,11 +42,25 @@ pub(super) struct Thread {
 /// CPU time by node and waiting time of a process, thousandths.
 pub(super) type Rates = (BTreeMap<NodeId, u32>, u32);
 
-/// Numbers of all processes but this one.
+/// Numbers of all processes but this one, rising.
 pub(super) fn list(root: &Path) -> Vec<i32> {
     let own = std::process::id().cast_signed();
     let all = procfs::read_processes(&root.join("proc")).unwrap_or_default();
     all.into_iter().filter(|pid| *pid != own).collect()
+}
+
+/// What comes of a look at a process.
+pub(super) enum Seen {
+    /// It is heavy on I/O, or a rule names it, or it is placed. Whose it is, and was there time for all of it?
+    Found(Box<Process>, u32, bool),
+    /// It is none of that. Whose it is.
+    Other(u32),
+    /// There was no time for it.
+    Unread,
+    /// It cannot be looked at, for lack of rights.
+    Hidden,
+    /// It has ended, or is a thread of the kernel.
+    Nothing,
 }
 
 /// A process, if something shows that it is heavy on I/O, a rule names it, or it is placed.
@@ -54,25 +68,33 @@ pub(super) fn read(
     root: &Path,
     pid: i32,
     rules: &Rules,
+    users: &Users,
+    turn: Turn,
     is_placed: impl Fn(ProcessId) -> bool,
-) -> Result<Option<Process>, Hidden> {
+) -> Seen {
+    if turn.is_over() {
+        return Seen::Unread;
+    }
     let directory = root.join(format!("proc/{pid}"));
     let Some(started) = files::text(&directory.join("stat")).and_then(|stat| user_process(&stat)) else {
-        return Ok(None);
+        return Seen::Nothing;
     };
+    let Some((user, of_root)) = user(&directory) else { return Seen::Nothing };
+    if !users.may(user) {
+        return Seen::Unread;
+    }
     let id = ProcessId { pid, started };
     let name = files::text(&directory.join("comm")).map(|name| sanitize_short(&name)).unwrap_or_default();
     let program = files::link_name(&directory.join("exe")).unwrap_or_default();
     let program = program.strip_suffix(" (deleted)").unwrap_or(&program).to_owned();
     let cgroup = files::text(&directory.join("cgroup")).unwrap_or_default();
     let cgroup = procfs::cgroup_path(&cgroup).unwrap_or_default().to_owned();
-    let evidence = match evidence(root, pid, rules) {
+    let (evidence, runs_vm, whole) = match evidence(root, pid, rules, turn) {
         Ok(found) => found,
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Err(Hidden),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Seen::Hidden,
         // It has ended.
-        Err(_) => return Ok(None),
+        Err(_) => return Seen::Nothing,
     };
-    let (evidence, runs_vm) = evidence;
     let (allowed, ran_permille, waited_permille, memory_kib) = Default::default();
     let process = Process {
         id,
@@ -80,6 +102,7 @@ pub(super) fn read(
         program,
         cgroup,
         evidence,
+        of_root,
         runs_vm,
         allowed,
         ran_permille,
@@ -87,7 +110,23 @@ pub(super) fn read(
         memory_kib,
     };
     let named = rules.workloads.iter().any(|rule| rule.names(&process));
-    Ok((named || !process.evidence.is_empty() || is_placed(id)).then_some(process))
+    if named || !process.evidence.is_empty() || is_placed(id) {
+        Seen::Found(Box::new(process), user, whole)
+    } else {
+        Seen::Other(user)
+    }
+}
+
+/// Whose process it is, and whether it acts by the rights of root only. The directory of one that hides its memory is root's, so that
+/// does not tell.
+fn user(directory: &Path) -> Option<(u32, bool)> {
+    match fs::metadata(directory).ok()?.uid() {
+        0 => {
+            let users = procfs::users(&files::text(&directory.join("status"))?)?;
+            Some((users[0], users == [0; 4]))
+        }
+        user => Some((user, false)),
+    }
 }
 
 /// When a process started. `None`: it is a thread of the kernel, or a zombie.
@@ -98,12 +137,15 @@ fn user_process(stat: &str) -> Option<u64> {
     (alive && flags & KERNEL_THREAD == 0).then(|| procfs::start_time(stat)).flatten()
 }
 
-/// What shows that a process is heavy on I/O, and whether it runs a VM.
-fn evidence(root: &Path, pid: i32, rules: &Rules) -> io::Result<(BTreeSet<Evidence>, bool)> {
-    let libraries = maps::libraries(root, pid, |name| rules.libraries.has(name))?;
-    let mut found: BTreeSet<Evidence> =
-        libraries.into_iter().map(|name| Evidence::Library(sanitize_short(&name))).collect();
-    let open = match procfs::read_open_files(&root.join("proc"), pid) {
+/// What shows that a process is heavy on I/O, whether it runs a VM, and whether there was time for all of it.
+fn evidence(
+    root: &Path,
+    pid: i32,
+    rules: &Rules,
+    turn: Turn,
+) -> io::Result<(BTreeSet<Evidence>, bool, bool)> {
+    let mut found = BTreeSet::new();
+    let open = match procfs::read_open_files_while(&root.join("proc"), pid, || !turn.is_over()) {
         Ok(open) => open,
         Err(ProcError::Read { source, .. }) => return Err(source),
         Err(_) => Vec::new(),
@@ -116,12 +158,14 @@ fn evidence(root: &Path, pid: i32, rules: &Rules) -> io::Result<(BTreeSet<Eviden
             found.insert(Evidence::File { path: sanitize_short(&file.path), devices });
         }
     }
+    let libraries = maps::libraries(root, pid, |name| rules.libraries.has(name), turn)?;
+    found.extend(libraries.into_iter().map(|name| Evidence::Library(sanitize_short(&name))));
     let runs_vm = open.iter().any(|file| file.path == KVM || file.path.starts_with("anon_inode:kvm-"));
-    Ok((found, runs_vm))
+    Ok((found, runs_vm, !turn.is_over()))
 }
 
-/// Threads of a process.
-pub(super) fn threads(root: &Path, pid: i32) -> Vec<Thread> {
+/// Threads of a process, those for which there is time.
+pub(super) fn threads(root: &Path, pid: i32, turn: Turn) -> Vec<Thread> {
     let directory = root.join(format!("proc/{pid}/task"));
     let tids = files::names(&directory).into_iter().filter_map(|name| name.parse::<i32>().ok());
     let read = |tid: i32| {
@@ -131,7 +175,7 @@ pub(super) fn threads(root: &Path, pid: i32) -> Vec<Thread> {
         let times = file("schedstat").and_then(|text| procfs::cpu_times(&text)).unwrap_or_default();
         Some(Thread { tid, cpu, times, allowed })
     };
-    tids.take(THREADS).filter_map(read).collect()
+    tids.take(THREADS).take_while(|_| !turn.is_over()).filter_map(read).collect()
 }
 
 /// What threads have done since `before`.
@@ -195,5 +239,27 @@ mod tests {
         let (ran, waited) = rates(&threads, before, elapsed, node_of);
         assert_eq!((ran, waited), (BTreeMap::from([(0, 500), (1, 250)]), 100));
         assert_eq!(rates(&threads, before, None, node_of), (BTreeMap::new(), 0));
+    }
+
+    /// A process of another user that hides its memory has a directory of root's.
+    #[test]
+    fn a_process_is_its_users_whatever_its_directory_says() {
+        use std::{os::unix::process::CommandExt, process::Command};
+        let is_root = nix::unistd::geteuid().is_root();
+        assert_eq!(user(Path::new("/proc/self")).map(|(_, of_root)| of_root), Some(is_root));
+        if !is_root {
+            eprintln!("skipped: this needs root");
+            return;
+        }
+        let mut command = Command::new("sleep");
+        let mut child = command.arg("1000").uid(1000).spawn().expect("sleep");
+        let found = user(Path::new(&format!("/proc/{}", child.id())));
+        // A change of the user takes the right to look at the memory from others, until a program begins.
+        let status = "Uid:\t1000\t1000\t1000\t1000\n";
+        let hides = tempfile::tempdir().expect("a directory");
+        fs::write(hides.path().join("status"), status).expect("written");
+        let hidden = user(hides.path());
+        child.kill().and_then(|()| child.wait().map(drop)).expect("ended");
+        assert_eq!((found, hidden), (Some((1000, false)), Some((1000, false))));
     }
 }
