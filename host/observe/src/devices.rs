@@ -3,7 +3,7 @@
 //! An IOMMU group can be open in one process only, and a function of it is used by that process. The path of an open file is
 //! seen as its process has it, which may be a lie, so a group's file counts only with the device number that `/sys` has for it.
 
-use crate::sysfs::{Interface, SysfsError, read_vfio_group_number};
+use crate::sysfs::{Interface, SysfsError, read_class_number};
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::Path,
@@ -46,15 +46,23 @@ pub fn read_device_files(root: &Path, pid: i32) -> Result<Vec<DeviceFile>, Devic
     for file in procfs::read_open_files(&proc, pid)? {
         let info = || procfs::read_file_info(&proc, pid, file.fd).unwrap_or_default();
         let Some(found) = device_file(&file, info) else { continue };
-        if let (DeviceFile::VfioGroup(_), Some((_, name))) = (&found, file.path.rsplit_once('/')) {
-            let number = read_vfio_group_number(root, name)?;
-            if number.is_some() && number != file.number {
-                continue;
-            }
+        if has_number_of(root, &found, &file)? {
+            files.push(found);
         }
-        files.push(found);
     }
     Ok(files)
+}
+
+/// Is an open file of VFIO the device that the kernel has under that name? A process can have any file under it, another device
+/// included.
+fn has_number_of(root: &Path, found: &DeviceFile, file: &OpenFile) -> Result<bool, SysfsError> {
+    let class = match found {
+        DeviceFile::VfioGroup(_) => "vfio",
+        DeviceFile::VfioDevice(_) => "vfio-dev",
+        _ => return Ok(true),
+    };
+    let Some((_, name)) = file.path.rsplit_once('/') else { return Ok(false) };
+    Ok(read_class_number(root, class, name)? == file.number)
 }
 
 /// What an open file is, by its path and what the kernel tells of it.
@@ -69,7 +77,7 @@ pub fn device_file(file: &OpenFile, info: impl Fn() -> String) -> Option<DeviceF
     let number =
         |digits: &str| digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok())?;
     if let Some(device) = name.strip_prefix("vfio/devices/") {
-        return Some(DeviceFile::VfioDevice(device.to_owned()));
+        return (!device.contains('/')).then(|| DeviceFile::VfioDevice(device.to_owned()));
     }
     if let Some(group) = name.strip_prefix("vfio/") {
         // Without an IOMMU, if the kernel is configured so.

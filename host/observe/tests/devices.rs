@@ -128,6 +128,12 @@ fn the_files_of_a_process_show_what_it_has() {
     // A file that only has the name of a group's.
     write(root, "sys/class/vfio/17/dev", "240:17\n");
     assert_eq!(read_device_files(root, PID).expect("files"), expected[1..]);
+    open(2, "/dev/vfio/devices/vfio3", "");
+    let device = DeviceFile::VfioDevice("vfio3".into());
+    let with_device = [&[device], &expected[1..]].concat();
+    assert_eq!(read_device_files(root, PID).expect("files"), with_device);
+    write(root, "sys/class/vfio-dev/vfio3/dev", "511:3\n");
+    assert_eq!(read_device_files(root, PID).expect("files"), expected[1..]);
     // This process has no files that can be looked at.
     let error = read_device_files(root, PID + 1).expect_err("gone").to_string();
     assert!(error.ends_with("/proc/78/fd: no such process or thread"), "{error}");

@@ -109,9 +109,9 @@ pub fn read_pci_functions(root: &Path, nodes: &[HostNode]) -> Result<Vec<PciFunc
     pci::read_functions(&Tree::new(root), nodes)
 }
 
-/// The device number of an IOMMU group's file in `/dev/vfio`, `major:minor`; none if VFIO does not know the group.
-pub fn read_vfio_group_number(root: &Path, group: &str) -> Result<Option<String>, SysfsError> {
+/// The number of a device of a class, `major:minor`; none if there is no such device.
+pub fn read_class_number(root: &Path, class: &str, name: &str) -> Result<Option<String>, SysfsError> {
     let tree = Tree::new(root);
-    let text = tree.text(&tree.path(&format!("sys/class/vfio/{group}/dev")))?;
+    let text = tree.text(&tree.path(&format!("sys/class/{class}/{name}/dev")))?;
     Ok(text.map(|text| text.trim().to_owned()))
 }
