@@ -18,7 +18,7 @@ use vnuma_daemon::core::{
     event::{Ask, Command, Event, Outcome, Report, Request},
 };
 use vnuma_model::{
-    BackingMapping, DistanceMatrix, HostNode, HugePages, MemoryBacking, PageKind, Vcpu, VcpuLocation,
+    BackingMapping, DistanceMatrix, HostNode, HugePages, MemoryBacking, PageKind, Party, Vcpu, VcpuLocation,
     VmCandidate, VmDescription, VmDevice,
 };
 use vnuma_policy::{
@@ -61,6 +61,12 @@ struct Run {
     /// The last move of memory that was begun.
     moving: TaskId,
     vcpu_fails: bool,
+    /// Who was to pay for descriptions.
+    payers: Vec<Option<Party>>,
+    /// Who wants one cannot pay.
+    spent: bool,
+    /// VMs that lines of the log are about.
+    lines: Vec<Option<VmId>>,
 }
 
 fn description() -> VmDescription {
@@ -104,6 +110,9 @@ impl Run {
             stopped: 0,
             moving: TaskId { vm: 0, number: 0 },
             vcpu_fails: false,
+            payers: Vec::new(),
+            spent: false,
+            lines: Vec::new(),
         }
     }
 
@@ -197,9 +206,13 @@ impl Run {
                         let attached = Report::Outcome(task, Outcome::Attached(Ok(CHANNEL)));
                         events.push_back(Event::Hypervisor(connection, attached));
                     }
-                    Command::Describe(connection, _) => {
-                        events.push_back(Event::Hypervisor(connection, Report::Described(self.described())));
+                    Command::Describe(connection, payer) => {
+                        self.payers.push(payer);
+                        let described = Report::Described(self.described());
+                        let report = if self.spent { Report::NotDescribed } else { described };
+                        events.push_back(Event::Hypervisor(connection, report));
                     }
+                    Command::Log(about, ..) => self.lines.push(about),
                     Command::Reply(reply) => reply.give(),
                     _ => {}
                 }
@@ -802,4 +815,29 @@ fn memory_whose_place_is_not_known_keeps_no_re_home_waiting() {
     assert_eq!((run.orders.len(), state.state.as_str()), (1, "done"));
     let problem = state.problem.expect("some stays");
     assert!(problem.contains("where its hypervisor has it is not known any more"), "{problem}");
+}
+
+#[test]
+fn a_vm_pays_for_what_it_causes_and_not_for_what_operators_want() {
+    let mut run = Run::new(MemoryPolicy::None);
+    let places_of = |run: &mut Run| {
+        run.pass(60);
+        let shown = run.ask(51, |to| Request::ShowRehome("a".into(), to)).expect("shown");
+        shown.guest_nodes[0].places.iter().map(|place| place.bytes / MIB).collect::<Vec<_>>()
+    };
+    run.mib = [700, 50];
+    assert_eq!(places_of(&mut run), [700, 50]);
+    (run.spent, run.mib) = (true, [600, 150]);
+    assert_eq!(places_of(&mut run), [700, 50], "who cannot pay is shown what is known");
+    run.spent = false;
+    (run.payers, run.lines) = (Vec::new(), Vec::new());
+    run.rehome(1).expect("begun");
+    assert_eq!((run.orders[0].bytes, &run.payers[..]), (600 * MIB, &[None][..]));
+    assert!(!run.lines.is_empty() && run.lines.iter().all(Option::is_none), "{:?}", run.lines);
+    (run.payers, run.lines) = (Vec::new(), Vec::new());
+    run.step(Event::ThreadEnded(PID + 2));
+    assert_eq!(run.payers, [Some(Party::Vm(run.vm.0))]);
+    run.lines.clear();
+    run.step(Event::Hypervisor(run.vm.1, Report::Silent("qom-get".into(), PID)));
+    assert_eq!(run.lines, [Some(run.vm.0)]);
 }
