@@ -23,7 +23,11 @@
 pub mod apparmor;
 mod class;
 pub mod damon;
+#[cfg(any(test, feature = "faults"))]
+pub mod faults;
 mod ledger;
+mod looker;
+mod looks;
 pub mod main_loop;
 mod pages;
 mod priority;
@@ -44,13 +48,15 @@ use vnuma_model::CpuSet;
 
 pub use class::{Class, change_class, read_class};
 pub use ledger::{Ledger, Withheld};
+pub use looker::Looker;
+pub use looks::{Hanging, LookError, Looks, MOST_LEFT};
 pub use pages::{PAGES_AT_ONCE, PageState, find_pages, move_pages};
 pub use priority::prefer_this_thread;
 pub use procfs::{ProcError, read_allowed, thread_exists};
 pub use sample::{BASE_PAGE, Sampled, SampledPage, choose_addresses, sample_pages};
 pub use stop::{stopped, stopped_by_stat};
 pub use threads::spawn_worker;
-pub use worker::{Change, Groups, Heartbeat, Jobs, Next, Worker, Workers};
+pub use worker::{Change, Groups, Heartbeat, Jobs, Next, Worker, Workers, panic_message};
 
 /// Why an act failed. Nothing was changed then, unless the variant says so.
 #[derive(Debug, thiserror::Error)]

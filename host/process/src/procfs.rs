@@ -181,23 +181,9 @@ pub fn read_open_files_while(
     mut goes_on: impl FnMut() -> bool,
 ) -> Result<Vec<OpenFile>, ProcError> {
     let directory = proc.join(pid.to_string()).join("fd");
-    let path = directory.display().to_string();
-    let entries = match fs::read_dir(&directory) {
-        Ok(entries) => entries,
-        Err(error) => return Err(ProcError::reading(path, error)),
-    };
     let mut files = Vec::new();
-    for entry in entries.take(FD_LIMIT).take_while(|_| goes_on()) {
-        // It ended, or closed that file.
-        let Some(fd) = entry.ok().and_then(|entry| entry.file_name().to_str()?.parse().ok()) else {
-            continue;
-        };
-        let link = directory.join(format!("{fd}"));
-        let Some(target) =
-            fs::read_link(&link).ok().and_then(|target| target.into_os_string().into_string().ok())
-        else {
-            continue;
-        };
+    for (fd, target) in open_files(&directory)?.take(FD_LIMIT).take_while(|_| goes_on()) {
+        let link = directory.join(fd.to_string());
         let known = target.starts_with("/dev/") || target.starts_with("anon_inode:");
         if known && is_open(&link) {
             let path = target.strip_suffix(" (deleted)").unwrap_or(&target).to_owned();
@@ -206,6 +192,25 @@ pub fn read_open_files_while(
     }
     files.sort_by_key(|file| file.fd);
     Ok(files)
+}
+
+/// Whether a process has a file of this path open, among its first `most` descriptors: a process may have half a million, which
+/// takes a second to look at.
+pub fn has_open(proc: &Path, pid: i32, path: &str, most: usize) -> Result<bool, ProcError> {
+    let directory = proc.join(pid.to_string()).join("fd");
+    Ok(open_files(&directory)?.take(most).any(|(_, target)| target == path))
+}
+
+/// Descriptors of a process, each with what it shows. Those that it closes meanwhile are left out.
+fn open_files(directory: &Path) -> Result<impl Iterator<Item = (i32, String)> + '_, ProcError> {
+    let reading = |error| ProcError::reading(directory.display().to_string(), error);
+    let entries = fs::read_dir(directory).map_err(reading)?;
+    Ok(entries.map(|entry| {
+        let fd = entry.ok().and_then(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+        let shown =
+            |fd: i32| fs::read_link(directory.join(fd.to_string())).ok()?.into_os_string().into_string().ok();
+        fd.and_then(|fd| Some((fd, shown(fd)?))).unwrap_or_default()
+    }))
 }
 
 /// The rights of the link are those with which the file was opened.
@@ -523,6 +528,32 @@ mod tests {
         let mut left = 0;
         let none = read_open_files_while(Path::new("/proc"), pid, || std::mem::replace(&mut left, 1) > 1);
         assert_eq!(none.unwrap(), []);
+    }
+
+    #[test]
+    fn open_files_are_looked_at_up_to_a_limit_and_devices_have_their_number() {
+        let proc = tempfile::tempdir().unwrap();
+        let fds = proc.path().join("7/fd");
+        fs::create_dir_all(&fds).unwrap();
+        let link =
+            |fd: u32, target: &str| std::os::unix::fs::symlink(target, fds.join(fd.to_string())).unwrap();
+        link(3, "/dev/null");
+        link(4, "anon_inode:[kvm-gmem]");
+        link(5, "/dev/not-there (deleted)");
+        link(6, "/etc/passwd");
+        let found = read_open_files(proc.path(), 7).unwrap();
+        let shown: Vec<_> =
+            found.iter().map(|file| (file.fd, file.path.as_str(), file.number.as_deref())).collect();
+        assert_eq!(
+            shown,
+            [(3, "/dev/null", Some("1:3")), (4, "anon_inode:[kvm-gmem]", None), (5, "/dev/not-there", None)]
+        );
+        let has = |path: &str, most: usize| has_open(proc.path(), 7, path, most).unwrap();
+        assert!(has("anon_inode:[kvm-gmem]", 4) && !has("anon_inode:[kvm-gmem]", 0) && !has("/dev/zero", 4));
+        // A thousand more cost no look.
+        (10..1010).for_each(|fd| link(fd, "/dev/zero"));
+        assert_eq!(open_files(&fds).unwrap().take(100).count(), 100);
+        assert!(matches!(has_open(proc.path(), 8, "/dev/null", 1), Err(ProcError::Gone { .. })));
     }
 
     #[test]

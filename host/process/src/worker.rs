@@ -2,17 +2,22 @@
 //!
 //! Every [`Worker`] is one of a group of [`Workers`]. Its thread beats whenever it begins or ends to wait, and its panic is
 //! caught. So [`Workers::look`], a function that does not wait, sees a worker that panicked, and one that works and shows
-//! no progress.
+//! no progress. One that hangs can be [given up](Workers::give_up).
 
-use crate::spawn_worker;
-use nix::sys::eventfd::{EfdFlags, EventFd};
+#[cfg(any(test, feature = "faults"))]
+use crate::faults;
+use crate::{looks::Looks, procfs, spawn_worker};
+use nix::{
+    sys::eventfd::{EfdFlags, EventFd},
+    unistd::gettid,
+};
 use std::{
     any::Any,
     fmt, io,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Mutex, OnceLock, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering},
         mpsc,
     },
     thread::{self, JoinHandle},
@@ -27,14 +32,29 @@ pub struct Heartbeat {
     /// Nanoseconds from the begin to the last beat; [`WAITS`] while the thread waits for work, and after its end.
     beat_ns: AtomicU64,
     panic: OnceLock<String>,
+    /// The thread; 0 before its begin.
+    tid: AtomicI32,
+    /// It hangs, and its end is not waited for any more.
+    given_up: AtomicBool,
 }
 
 const WAITS: u64 = u64::MAX;
 
 impl Heartbeat {
-    fn new(name: &str) -> Self {
-        let (name, panic) = (name.to_owned(), OnceLock::new());
-        Self { name, began: Instant::now(), beat_ns: AtomicU64::new(0), panic }
+    /// Of a thread with this name, which works from now on.
+    pub fn new(name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            began: Instant::now(),
+            beat_ns: AtomicU64::new(0),
+            panic: OnceLock::new(),
+            tid: AtomicI32::new(0),
+            given_up: AtomicBool::new(false),
+        }
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
     }
 
     /// The thread works, and makes progress.
@@ -49,6 +69,13 @@ impl Heartbeat {
         let waited = wait();
         self.beat();
         waited
+    }
+
+    /// Does the kernel have it wait, for a disk or a lock? Such a thread cannot be ended, nor can its process.
+    fn is_held(&self) -> bool {
+        let (pid, tid) = (std::process::id().cast_signed(), self.tid.load(Ordering::Relaxed));
+        let stat = procfs::read_thread(pid, tid, "stat", procfs::STAT_LIMIT);
+        stat.is_ok_and(|stat| procfs::state(&stat) == Some("D"))
     }
 
     /// Since when it works without a beat.
@@ -81,8 +108,10 @@ struct Member {
 pub struct Groups {
     /// What each VM needs. The process ends.
     pub host: Workers,
-    /// What one VM needs. Its connection ends.
+    /// What one VM needs. Its connection, or the look at it, ends.
     pub vms: Workers,
+    /// What workers of the host look at, one VM at a time.
+    pub looks: Looks,
 }
 
 /// The workers of a group.
@@ -123,15 +152,29 @@ impl Workers {
         wake: Option<Arc<EventFd>>,
         work: impl FnOnce(Jobs<J>) + Send + 'static,
     ) -> io::Result<Worker<J>> {
-        let heartbeat = Arc::new(Heartbeat::new(name));
+        #[cfg_attr(not(any(test, feature = "faults")), expect(unused_mut, reason = "only tests change it"))]
+        let mut heartbeat = Heartbeat::new(name);
+        #[cfg(any(test, feature = "faults"))]
+        let fault = faults::of(name, None);
+        #[cfg(any(test, feature = "faults"))]
+        {
+            heartbeat.began = faults::began(fault);
+        }
+        let heartbeat = Arc::new(heartbeat);
         let member = Member { heartbeat: Arc::clone(&heartbeat), silent: false, panicked: false };
         let (jobs, received) = mpsc::channel();
         let kept = Arc::clone(&heartbeat);
         let thread = spawn_worker(name, move || {
             let jobs = Jobs { received, heartbeat: Arc::clone(&kept) };
             // Nothing of what it worked with is used after a panic.
-            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| work(jobs))) {
-                let _ = kept.panic.set(message(&*panic));
+            kept.tid.store(gettid().as_raw(), Ordering::Relaxed);
+            let work = || {
+                #[cfg(any(test, feature = "faults"))]
+                faults::meet(fault);
+                work(jobs);
+            };
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(work)) {
+                let _ = kept.panic.set(panic_message(&*panic));
             }
             // Its handle may be kept for long.
             kept.beat_ns.store(WAITS, Ordering::Relaxed);
@@ -151,6 +194,27 @@ impl Workers {
             });
             changes
         })
+    }
+
+    /// Gives up a worker that has worked for so long without a beat, and says which one and for how long: dropping it does not wait for
+    /// its end. One that the kernel has wait is none.
+    pub fn give_up(&self, now: Instant, limit: Duration) -> Option<(String, Duration)> {
+        self.lock(|members| {
+            members.iter().find_map(|Member { heartbeat, .. }| {
+                let silence = now.saturating_duration_since(heartbeat.silent_since()?);
+                if silence < limit || heartbeat.is_held() {
+                    return None;
+                }
+                heartbeat.given_up.store(true, Ordering::Relaxed);
+                Some((heartbeat.name.clone(), silence))
+            })
+        })
+    }
+
+    /// How many are looked at.
+    #[cfg(test)]
+    pub(crate) fn count(&self) -> usize {
+        self.lock(|members| members.len())
     }
 
     fn lock<T>(&self, act: impl FnOnce(&mut Vec<Member>) -> T) -> T {
@@ -177,7 +241,7 @@ impl Member {
 }
 
 /// What a panic says.
-fn message(panic: &(dyn Any + Send)) -> String {
+pub fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().copied();
     let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
     text.unwrap_or("without a message").to_owned()
@@ -231,6 +295,9 @@ impl<J> Drop for Worker<J> {
         // Before the thread wakes up, so that it sees the end.
         drop(self.jobs.take());
         self.wake();
+        if self.heartbeat.given_up.load(Ordering::Relaxed) {
+            return;
+        }
         // The thread itself may be the one that has no more use for it.
         if let Some(thread) =
             self.thread.take().filter(|thread| thread.thread().id() != thread::current().id())
@@ -362,6 +429,44 @@ mod tests {
             [Change::Beats("test".to_owned())],
             "it waits for work"
         );
+    }
+
+    #[test]
+    fn a_worker_that_hangs_is_given_up_and_its_end_is_not_waited_for() {
+        let (workers, (go_on, held)) = (Workers::default(), mpsc::channel::<()>());
+        let worker = workers.start("test", move |_: Jobs<()>| held.recv().unwrap_or(())).unwrap();
+        assert_eq!(workers.give_up(Instant::now(), PATIENCE), None, "not yet");
+        let (name, silence) = workers.give_up(Instant::now() + PATIENCE, PATIENCE).unwrap();
+        assert!(name == "test" && silence >= PATIENCE);
+        drop(worker);
+        drop(go_on);
+    }
+
+    #[test]
+    fn a_worker_that_the_kernel_has_wait_is_not_given_up() {
+        let (workers, (mut held, mut go_on)) = (Workers::default(), io::pipe().unwrap());
+        let worker = workers.start("test", move |_: Jobs<()>| {
+            let flags = libc::c_long::from(libc::CLONE_VFORK | libc::SIGCHLD);
+            // SAFETY: as a fork: the child has memory of its own, and makes system calls only. This thread waits until it has ended.
+            let child = unsafe { libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) };
+            if child == 0 {
+                let mut byte = [0];
+                let _ = io::Read::read(&mut held, &mut byte);
+                // SAFETY: nothing of this process is run any more.
+                unsafe { libc::_exit(0) };
+            }
+            // SAFETY: it takes a number, and no status is wanted.
+            unsafe { libc::waitpid(child as libc::pid_t, std::ptr::null_mut(), 0) };
+        });
+        let worker = worker.unwrap();
+        let end = Instant::now() + Duration::from_secs(60);
+        while !worker.heartbeat.is_held() {
+            assert!(Instant::now() < end, "it does not wait");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        assert_eq!(workers.give_up(Instant::now() + PATIENCE, PATIENCE), None);
+        io::Write::write_all(&mut go_on, b"x").unwrap();
+        drop(worker);
     }
 
     #[test]
