@@ -1,6 +1,7 @@
 //! The API: HTTP requests become requests to the core. What is allowed is decided here.
 
 use super::{
+    caught::caught,
     context::{BODY_LIMIT, Context, Failure, ask},
     listener::ApiListener,
     metrics::{__path_metrics, metrics},
@@ -17,6 +18,7 @@ use crate::{
 use axum::{
     Router,
     extract::{DefaultBodyLimit, connect_info::Connected},
+    middleware::from_fn,
     serve::IncomingStream,
 };
 use std::sync::Arc;
@@ -116,6 +118,7 @@ pub(crate) fn router(context: Context) -> Router {
         .fallback(unknown)
         .method_not_allowed_fallback(wrong_method)
         .layer(DefaultBodyLimit::max(BODY_LIMIT))
+        .layer(from_fn(caught))
         .with_state(context)
 }
 

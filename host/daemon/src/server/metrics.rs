@@ -1,6 +1,7 @@
 //! Metrics, on the socket and, if the operator wants that, on a TCP port.
 
 use super::{
+    caught::caught,
     context::{Context, Failure, ask},
     exposition::Snapshot,
     openapi::Failures,
@@ -10,6 +11,7 @@ use axum::{
     Router,
     extract::State,
     http::{HeaderMap, HeaderName, header::ACCEPT, header::CONTENT_TYPE},
+    middleware::from_fn,
     response::IntoResponse,
     routing::get,
     serve::Listener,
@@ -84,7 +86,7 @@ pub(super) async fn metrics(
 
 /// What the port serves: nothing but metrics.
 pub(crate) fn metrics_router(context: Context) -> Router {
-    Router::new().route(METRICS, get(metrics)).with_state(context)
+    Router::new().route(METRICS, get(metrics)).layer(from_fn(caught)).with_state(context)
 }
 
 /// Accepts connections to the port, a bounded number at a time and for a bounded time.

@@ -1,6 +1,7 @@
 //! The API server: who may connect, who may act, and what is answered.
 
 mod api;
+mod caught;
 mod context;
 mod devices;
 mod exposition;
