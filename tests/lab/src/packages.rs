@@ -14,6 +14,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 use vnuma_process::{Class, read_class};
 use vnuma_scenario::{HANG_LIMIT, Nodes, Process, Vm, output, vnumactl, wait_for};
 
@@ -40,6 +41,7 @@ pub fn run() -> Result<()> {
     as_without_a_sandbox(&vm, &nodes)?;
     scheduled(&vm)?;
     stuck(&vm, &nodes)?;
+    full_run(&vm, &nodes)?;
     agent()?;
     confined::domain(&nodes, &mut before)?;
     println!("{}", output("systemd-analyze", &["security", "--no-pager", UNIT])?);
@@ -290,6 +292,30 @@ fn stuck(vm: &Vm, nodes: &Nodes) -> Result<()> {
     ensure!(log.contains("Watchdog timeout"), "not by its watchdog:\n{log}");
     follows(vm, nodes)?;
     println!("a loop that stood still: ended by systemd, and the next vnumad serves the guest");
+    Ok(())
+}
+
+/// vnumad is killed while /run has neither room nor inodes, and for 20 s more. What cannot start is started again, and the next vnumad has
+/// the records.
+fn full_run(vm: &Vm, nodes: &Nodes) -> Result<()> {
+    let before = property(UNIT, "MainPID")?;
+    let used = |what: &str| -> Result<u64> {
+        let text = output("df", &["--block-size=1K", &format!("--output={what}"), "/run"])?;
+        text.lines().last().and_then(|line| line.trim().parse().ok()).with_context(|| text.clone())
+    };
+    let remount = |kib: u64, inodes: u64| {
+        let options = format!("remount,size={kib}k,nr_inodes={inodes}");
+        output("mount", &["-o", &options, "/run"]).map(drop)
+    };
+    let (kib, inodes) = (used("used")?, used("iused")?);
+    remount(kib.max(4), inodes)?;
+    output("systemctl", &["kill", "--kill-whom=main", "--signal=KILL", UNIT])?;
+    std::thread::sleep(Duration::from_secs(20));
+    remount(kib + (64 << 10), inodes + 100_000)?;
+    let serves = || Ok(property(UNIT, "ActiveState")? == "active" && property(UNIT, "MainPID")? != before);
+    wait_for("vnumad to serve again", HANG_LIMIT, serves).with_context(|| status(UNIT))?;
+    follows(vm, nodes)?;
+    println!("a full /run: vnumad was started until there was room, and serves the guest");
     Ok(())
 }
 

@@ -13,6 +13,7 @@ use std::{
     },
     path::{Path, PathBuf},
 };
+use tracing::warn;
 
 /// Why the socket cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -159,7 +160,10 @@ fn lock(path: &Path, in_use: impl FnOnce(String) -> SocketError) -> Result<Flock
     })?;
     let written =
         file.set_len(0).and_then(|()| file.rewind()).and_then(|()| writeln!(file, "{}", std::process::id()));
-    written.map_err(system("writing the lock"))?;
+    if let Err(error) = written {
+        // It only names this process in the message for another one. A file system that is full is no reason not to serve.
+        warn!(path = %path.display(), %error, "the lock does not say which process has it");
+    }
     Ok(file)
 }
 

@@ -98,8 +98,9 @@ impl ChannelRecords {
         // A process may have been killed here.
         let _ = fs::remove_file(&new);
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
-        file.write_all(text.as_bytes())?;
-        fs::rename(&new, self.path(pid))
+        let written = file.write_all(text.as_bytes()).and_then(|()| fs::rename(&new, self.path(pid)));
+        // What there is of it takes room on a file system that has none.
+        written.inspect_err(|_| drop(fs::remove_file(&new)))
     }
 
     /// Reads the record of a process.

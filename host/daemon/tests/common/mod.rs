@@ -53,6 +53,13 @@ impl Daemon {
 
     /// One with another configuration, or with VMs that are not in memory.
     pub fn start_with(factory: Option<BackendFactory>, change: impl FnOnce(&mut Config)) -> Self {
+        let mut daemon = Self::prepare(factory, change);
+        daemon.launch();
+        daemon
+    }
+
+    /// The same, which does not run yet.
+    pub fn prepare(factory: Option<BackendFactory>, change: impl FnOnce(&mut Config)) -> Self {
         // Not those that this process may use now: the threads that play vCPUs go where they are put.
         let online = std::fs::read_to_string("/sys/devices/system/cpu/online").expect("sysfs");
         let online = online.parse::<vnuma_model::CpuSet>().expect("a list of CPUs").len();
@@ -60,9 +67,8 @@ impl Daemon {
         let directory = tempfile::tempdir().expect("a directory");
         host::write_host(directory.path());
         let backend = MemoryBackend::new().expect("made");
-        let socket = directory.path().join("api.sock");
         let mut config = Config {
-            socket: socket.clone(),
+            socket: directory.path().join("api.sock"),
             root: directory.path().into(),
             resync_interval: Duration::from_secs(1),
             poll_interval: Duration::from_millis(20),
@@ -71,22 +77,22 @@ impl Daemon {
             ..Config::default()
         };
         change(&mut config);
-        let mut daemon =
-            Self { backend, socket, config, factory, stop: None, thread: None, _directory: directory };
-        daemon.launch();
-        daemon
+        let socket = config.socket.clone();
+        Self { backend, socket, config, factory, stop: None, thread: None, _directory: directory }
+    }
+
+    /// Runs it on this thread until it is told to stop, or ends by itself.
+    pub fn run(&self, stop: oneshot::Receiver<()>) -> anyhow::Result<()> {
+        let backend = self.backend.clone();
+        let factory = self.factory.clone().unwrap_or_else(|| Arc::new(move || Box::new(backend.clone())));
+        run(self.config.clone(), factory, stop)
     }
 
     fn launch(&mut self) {
         let (backend, config) = (self.backend.clone(), self.config.clone());
         let factory = self.factory.clone().unwrap_or_else(|| Arc::new(move || Box::new(backend.clone())));
         let (stop, stopped) = oneshot::channel();
-        let thread = thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            runtime.block_on(vnuma_daemon::run(config, factory, vnuma_daemon::Notifier::default(), async {
-                drop(stopped.await)
-            }))
-        });
+        let thread = thread::spawn(move || run(config, factory, stopped));
         (self.stop, self.thread) = (Some(stop), Some(thread));
         // Tests change the host's files, which it must have read by then.
         wait_for("the daemon", || {
@@ -121,6 +127,12 @@ impl Daemon {
         self.change(name, |vm| GuestEnd::connect(vm.device.as_ref().expect("plugged")).expect("all messages"))
     }
 
+    /// How many channels are recorded.
+    pub fn records(&self) -> usize {
+        let entries = std::fs::read_dir(&self.config.records).expect("there").flatten();
+        entries.filter(|entry| entry.path().extension().is_some_and(|end| end == "json")).count()
+    }
+
     /// Waits until it has looked again for VMs.
     pub fn wait_for_a_scan(&self) {
         let before = self.backend.scans();
@@ -148,6 +160,12 @@ impl Daemon {
             thread.join().expect("no panic").expect("an orderly end");
         }
     }
+}
+
+fn run(config: Config, factory: BackendFactory, stop: oneshot::Receiver<()>) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let stopped = async { drop(stop.await) };
+    runtime.block_on(vnuma_daemon::run(config, factory, vnuma_daemon::Notifier::default(), stopped))
 }
 
 impl Drop for Daemon {
