@@ -226,4 +226,20 @@ pub struct Daemon {
     /// Who had to wait since vnumad started, as more work was wanted for them than is done for one party.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub limited: Vec<Limited>,
+    /// Looks at processes of VMs that have not returned in time. Until they do these processes are not looked at. None, if all is well.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hanging_looks: Vec<HangingLook>,
+}
+
+/// A look at a VM's process that has not returned.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct HangingLook {
+    /// The VM. `None`: it is not known any more.
+    pub vm: Option<String>,
+    /// Its process.
+    pub pid: i32,
+    /// The thread of vnumad that waits for it.
+    pub thread: String,
+    /// For how long.
+    pub seconds: u64,
 }

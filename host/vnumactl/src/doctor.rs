@@ -7,8 +7,8 @@ use crate::{
 };
 use serde::Serialize;
 use vnuma_api::{
-    Capability, ChannelState, Daemon, DriverMode, HostTopology, Hypervisor, LibvirtConnection, Limited,
-    PlaceSetting, Vm,
+    Capability, ChannelState, Daemon, DriverMode, HangingLook, HostTopology, Hypervisor, LibvirtConnection,
+    Limited, PlaceSetting, Vm,
 };
 
 /// How good a capability is.
@@ -86,6 +86,7 @@ pub fn examine_with(
     }
     checks.extend(daemon.libvirt.iter().map(libvirt));
     checks.extend(silent_threads(daemon));
+    checks.extend(daemon.hanging_looks.iter().map(hanging_look));
     checks.extend(daemon.limited.iter().map(limited));
     for vm in vms {
         let mut of_vm = vec![connection(vm)];
@@ -124,6 +125,17 @@ fn limited(of: &Limited) -> Check {
     let remedy =
         "see what it does; vnumad does no more than this for one party, and serves the others as before";
     Check::lower(Level::Reduced, "limited", "waits", why, remedy)
+}
+
+/// A look at a VM's process that has not returned.
+fn hanging_look(look: &HangingLook) -> Check {
+    let HangingLook { vm, pid, thread, seconds } = look;
+    let why = format!("process {pid} does not answer looks: {thread} has waited for it for {seconds} s");
+    let remedy = format!(
+        "see what process {pid} waits for (cat /proc/{pid}/task/*/wchan): often storage that does not answer; it goes on as soon as \
+         that does"
+    );
+    Check { vm: vm.clone(), ..Check::lower(Level::Reduced, "looks", "hang", why, remedy) }
 }
 
 fn nodes(host: &HostTopology) -> Check {

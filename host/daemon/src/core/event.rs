@@ -61,6 +61,8 @@ pub enum Event {
     MasksRestored(TaskId, Result<usize, String>),
     /// A watched process runs, or is stopped.
     ProcessState(VmId, i32, Option<StopReason>),
+    /// Looks at a watched process do not return, or do again.
+    LooksHang(VmId, i32, bool),
     /// The main loop of a watched process is busy or stuck. Only a probe shows which.
     MainLoopBusy(VmId, i32),
     /// A process that is watched has ended.

@@ -182,6 +182,7 @@ impl Core {
             Event::Published(task, outcome) => self.published(task, outcome),
             Event::Moved(task, outcome) => self.moved(task, outcome),
             Event::ProcessState(vm, pid, stopped) => self.process_state(vm, pid, stopped),
+            Event::LooksHang(vm, pid, hang) => self.looks_hang(vm, pid, hang),
             Event::MainLoopBusy(vm, pid) => self.main_loop_busy(vm, pid),
             Event::ProcessEnded(vm, pid) => self.process_ended(vm, pid),
             Event::HostChanged(host) => self.host_changed(host),

@@ -34,7 +34,7 @@ pub(super) fn managed(managed: &ManagedVm, suppressed: Suppressed) -> Option<api
     match (&managed.vm, problem) {
         (Some(known), problem) => Some(api::Vm {
             backend: managed.handle.backend().to_owned(),
-            ..vm(known, hypervisor(managed), suppressed, problem)
+            ..vm(known, hypervisor(managed), suppressed, [problem, unseen(managed)])
         }),
         (None, Some(problem)) => Some(unreachable(managed, hypervisor(managed), problem)),
         (None, None) => None,
@@ -52,6 +52,12 @@ pub(super) fn problem(managed: &ManagedVm) -> Option<String> {
     }
 }
 
+/// What is not known of it, as looks at its process hang.
+fn unseen(managed: &ManagedVm) -> Option<String> {
+    let process = managed.process.filter(|process| process.looks_hang)?;
+    Some(format!("process {} does not answer looks: it is not known where its memory is", process.pid))
+}
+
 fn hypervisor(managed: &ManagedVm) -> api::Hypervisor {
     match (managed.stopped(), &managed.link) {
         (Some(StopReason::Signal), _) => api::Hypervisor::Stopped,
@@ -63,7 +69,12 @@ fn hypervisor(managed: &ManagedVm) -> api::Hypervisor {
 }
 
 /// All that is known of a VM.
-fn vm(vm: &Vm, hypervisor: api::Hypervisor, suppressed: Suppressed, problem: Option<String>) -> api::Vm {
+fn vm(
+    vm: &Vm,
+    hypervisor: api::Hypervisor,
+    suppressed: Suppressed,
+    [problem, unseen]: [Option<String>; 2],
+) -> api::Vm {
     let homes = vm.placement.homes();
     let node = |node: &vnuma_model::GuestNode| api::GuestNode {
         id: node.id,
@@ -84,7 +95,7 @@ fn vm(vm: &Vm, hypervisor: api::Hypervisor, suppressed: Suppressed, problem: Opt
         channel,
         attach_on_arrival: vm.stays_marked(),
         run_state: described.then(|| state_word(&vm.description.run_state).to_owned()),
-        problem: problem.or_else(|| stuck(vm)).or_else(|| kept(vm)),
+        problem: problem.or_else(|| stuck(vm)).or_else(|| kept(vm)).or(unseen),
         nodes: vm.description.guest_nodes.iter().map(node).collect(),
         distances: vm.placement.distances().clone(),
         vcpus: vm.description.vcpus.iter().filter_map(|described| vcpu(vm, described)).collect(),

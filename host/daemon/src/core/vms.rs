@@ -478,7 +478,7 @@ impl Core {
     fn watch_process(&mut self, id: VmId, pid: i32) {
         let Some(managed) = self.world.get_mut(id) else { return };
         if managed.process.is_none_or(|process| process.pid != pid) {
-            managed.process = Some(ProcessState { pid, stopped: None });
+            managed.process = Some(ProcessState { pid, stopped: None, looks_hang: false });
             self.commands.push(Command::WatchProcess(id, pid));
         }
     }
@@ -501,6 +501,18 @@ impl Core {
             Some(_) => self.log(id, Level::Warn, format!("{handle}: {}", problem.unwrap_or_default())),
             None => self.log(id, Level::Info, format!("{handle}: the hypervisor (process {pid}) runs again")),
         }
+    }
+
+    /// A look at a process does not return, or has returned.
+    pub(super) fn looks_hang(&mut self, id: VmId, pid: i32, hang: bool) {
+        let Some(managed) = self.world.get_mut(id) else { return };
+        let Some(process) = managed.process.as_mut().filter(|process| process.pid == pid) else { return };
+        if std::mem::replace(&mut process.looks_hang, hang) == hang {
+            return;
+        }
+        let (handle, does) = (managed.handle.clone(), if hang { "does not answer" } else { "answers" });
+        let level = if hang { Level::Warn } else { Level::Info };
+        self.log(id, level, format!("{handle}: the hypervisor (process {pid}) {does} looks"));
     }
 
     /// A main loop that waits for events will answer. Any other has to be probed.

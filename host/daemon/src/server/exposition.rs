@@ -126,6 +126,11 @@ impl Snapshot {
                 "Threads of vnumad that have worked for long without any progress",
                 self.daemon.silent_threads.len() as u64,
             ),
+            (
+                "hanging_looks",
+                "Looks at processes of VMs that have not returned in time",
+                self.daemon.hanging_looks.len() as u64,
+            ),
             ("counted_threads", "Threads whose hardware counters are read", counters.threads as u64),
             (
                 "counted_threads_failed",
@@ -151,7 +156,7 @@ impl Snapshot {
             ),
             (
                 "thread_panics",
-                "Threads of vnumad for a VM that have panicked; their connections are made again",
+                "Threads of vnumad for a VM that have panicked; its connection, or the look at it, is made again",
                 self.totals.thread_panics,
             ),
             ("stolen_local", "vCPUs that scx_vnuma stole within their node", places.stolen_local),

@@ -1,5 +1,6 @@
 //! Watches how hot the memory of VMs is, by DAMON, in a thread of its own: a watch takes some seconds, and a write to DAMON's
-//! files can wait.
+//! files can wait. One that waits for the VM's process for long is left to a thread of its own. Until it returns
+//! DAMON is in use, and what is displaced is moved without.
 //!
 //! One VM at a time is watched, and nothing runs in between. What a vnumad that was killed has left is removed at the begin.
 
@@ -12,12 +13,12 @@ use std::{
     sync::{Arc, Condvar, Mutex, PoisonError},
     time::{Duration, Instant},
 };
-use tracing::{debug, info};
-use vnuma_model::Capability;
+use tracing::{debug, info, warn};
+use vnuma_model::{Capability, VmId};
 use vnuma_observe::location::monotonic_ns;
 use vnuma_policy::{hotness::Hotness, residency::MemoryArea, world::TaskId};
 use vnuma_process::{
-    Jobs, Worker, Workers,
+    Groups, Jobs, Looker, Worker,
     damon::{
         Damon,
         DamonError::{Cancelled, Range, Stopped},
@@ -28,6 +29,12 @@ use vnuma_process::{
 
 /// A VM whose turn comes later than this is not watched: what is displaced of it is moved without.
 const LATE: Duration = Duration::from_secs(30);
+
+/// How long a watch may take: some seconds, and while others use DAMON's files for a moment some more.
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// What a vnumad before has left is of no VM that is known yet.
+const LEFT_BEFORE: (VmId, i32) = (0, 0);
 
 struct Order {
     task: TaskId,
@@ -66,20 +73,30 @@ pub(super) struct HotnessWatcher {
 }
 
 impl HotnessWatcher {
-    pub(super) fn start(workers: &Workers, root: PathBuf, inbox: Arc<Inbox>) -> io::Result<Self> {
+    pub(super) fn start(groups: &Groups, root: PathBuf, inbox: Arc<Inbox>) -> io::Result<Self> {
         let stop = Arc::new(Stop::default());
-        let stops = Arc::clone(&stop);
-        let worker = workers.start("hotness", move |orders: Jobs<Order>| {
-            let heartbeat = Arc::clone(orders.heartbeat());
-            let damon = Damon::new(Sysfs::new(root, move |time| heartbeat.rest(|| stops.wait(time))));
-            match damon.remove_ours() {
-                Ok(true) => info!("a watch of memory that a vnumad before has left was removed from DAMON"),
-                Ok(false) => {}
-                Err(why) => debug!(%why, "how hot memory is cannot be watched now"),
+        let (stops, all) = (Arc::clone(&stop), groups.clone());
+        let worker = groups.host.start("hotness", move |orders: Jobs<Order>| {
+            let damon = move || {
+                let stops = Arc::clone(&stops);
+                Damon::new(Sysfs::new(root.clone(), move |time| stops.wait(time)))
+            };
+            let mut looker = Looker::new(&all, orders.heartbeat(), LIMIT, damon);
+            match looker.look(LEFT_BEFORE, |damon| damon.remove_ours()) {
+                Ok(Ok(true)) => {
+                    info!("a watch of memory that a vnumad before has left was removed from DAMON");
+                }
+                Ok(Ok(false)) => {}
+                Ok(Err(why)) => debug!(%why, "how hot memory is cannot be watched now"),
+                Err(why) => {
+                    warn!(%why, "a watch of memory that a vnumad before has left is not removed from DAMON")
+                }
             }
             for order in orders {
-                let outcome = watch(&damon, &order, &inbox.capabilities);
-                inbox.tell(Event::HotnessWatched(order.task, outcome));
+                let (task, pid, capabilities) = (order.task, order.pid, inbox.capabilities.clone());
+                let looked = looker.look((task.vm, pid), move |damon| watch(damon, &order, &capabilities));
+                let outcome = looked.unwrap_or_else(|error| Err(error.to_string()));
+                inbox.tell(Event::HotnessWatched(task, outcome));
             }
         })?;
         Ok(Self { stop, worker })

@@ -48,6 +48,8 @@ mod report;
 mod rests;
 mod scanner;
 mod scheduler;
+#[cfg(test)]
+mod stuck_vms;
 mod supervisor;
 mod threads;
 pub(crate) mod totals;
@@ -86,7 +88,7 @@ use std::{
     sync::{Arc, Weak},
     time::{Duration, Instant},
 };
-use supervisor::{Supervisor, ThreadPanicked};
+use supervisor::{Supervisor, ThreadFailed};
 use totals::Totals;
 use tracing::{debug, info, warn};
 use vm_worker::{Job, VmWorker};
@@ -103,7 +105,7 @@ use vnuma_policy::{
     scheduling::Settings,
     world::{ConnectionId, Mechanism, RequestId, VmId},
 };
-use vnuma_process::{Worker, Workers};
+use vnuma_process::{Hanging, Worker, Workers};
 use watchers::Watchers;
 
 /// Makes backends. One lists VMs, and each VM's worker has its own, so that none waits for another.
@@ -198,7 +200,7 @@ impl Shell {
         let records = ChannelRecords::new(config.records.clone());
         let backend = factory();
         let supervisor = Supervisor::with(backend.workers());
-        let workers = &supervisor.own.host;
+        let (groups, workers) = (&supervisor.own, &supervisor.own.host);
         let (locator, kernel) = Locator::start(workers, &host, &config, Arc::clone(&inbox))?;
         let shell = Self {
             affinities: affinities::start(
@@ -208,11 +210,11 @@ impl Shell {
                 locator.reader(),
                 Arc::clone(&inbox),
             )?,
-            page_mover: page_mover::start(workers, config.root.clone(), Arc::clone(&inbox))?,
-            observer: observer::start(workers, config.root.clone(), Arc::clone(&inbox))?,
-            hotness: HotnessWatcher::start(workers, config.root.clone(), Arc::clone(&inbox))?,
+            page_mover: page_mover::start(groups, config.root.clone(), Arc::clone(&inbox))?,
+            observer: observer::start(groups, config.root.clone(), Arc::clone(&inbox))?,
+            hotness: HotnessWatcher::start(groups, config.root.clone(), Arc::clone(&inbox))?,
             readings: readings::start(
-                workers,
+                groups,
                 (config.root.clone(), config.location),
                 Wanted {
                     period: config.policy_period,
@@ -222,7 +224,7 @@ impl Shell {
                 &host,
                 Arc::clone(&inbox),
             )?,
-            processes: processes::start(workers, &config, Arc::clone(&inbox))?,
+            processes: processes::start(groups, &config, Arc::clone(&inbox))?,
             scanner: Scanner::start(
                 workers,
                 backend,
@@ -255,9 +257,9 @@ impl Shell {
         Ok(shell)
     }
 
-    /// Runs until the inbox is closed, or a thread has panicked. Events come first; between two batches of them one request has its
+    /// Runs until the inbox is closed, or a thread has panicked or hangs. Events come first; between two batches of them one request has its
     /// turn.
-    pub(crate) fn run(mut self) -> Result<(), ThreadPanicked> {
+    pub(crate) fn run(mut self) -> Result<(), ThreadFailed> {
         // However this ends, a panic included, senders and clients that wait are released.
         let _closed = ClosedAtEnd(Arc::clone(&self.inbox));
         let mut outcome = Ok(());
@@ -282,6 +284,8 @@ impl Shell {
             if outcome.is_err() {
                 self.inbox.close();
             }
+            let looks = self.supervisor.looks();
+            self.step(looks);
             if let Some(watchdog) = &mut self.watchdog {
                 watchdog.turned(now);
             }
@@ -509,6 +513,7 @@ impl Shell {
             watchers_dropped: self.watchers.dropped() + self.observation_streams.dropped(),
             silent_threads: self.supervisor.silent(),
             limited: self.limited(),
+            hanging_looks: self.supervisor.hanging().into_iter().map(|look| self.hanging(look)).collect(),
         }
     }
 
@@ -528,6 +533,12 @@ impl Shell {
             last_ns: monotonic_ns().saturating_sub(ago.as_nanos() as u64),
         });
         shown.collect()
+    }
+
+    fn hanging(&self, look: Hanging) -> api::HangingLook {
+        let vm = self.core.world().get(look.vm).map(|known| known.name().to_owned());
+        let seconds = look.since.elapsed().as_secs();
+        api::HangingLook { vm, pid: look.pid, thread: look.by, seconds }
     }
 
     fn libvirt(&self) -> Vec<api::LibvirtConnection> {

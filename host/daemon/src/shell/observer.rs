@@ -1,4 +1,5 @@
-//! Looks where the memory of VMs is, by a sample of their pages, in a thread of its own.
+//! Looks where the memory of VMs is, by a sample of their pages, in a thread of its own. A process that does not answer
+//! a look in time is left to a thread that waits for it, and others have their turn.
 //!
 //! A look takes at most [`SAMPLES`] pages of a VM, whatever the VM's size. How often it is done is up to the core.
 
@@ -14,6 +15,7 @@ use std::{
     os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 use vnuma_model::PageKind;
 use vnuma_observe::{location::monotonic_ns, read_node_memory, read_node_pools};
@@ -21,7 +23,9 @@ use vnuma_policy::{
     residency::{AreaSample, Found, Keeps, MemoryArea, MemoryObservation},
     world::TaskId,
 };
-use vnuma_process::{Sampled, SampledPage, Worker, Workers, choose_addresses, procfs, sample_pages};
+use vnuma_process::{
+    Groups, Jobs, Looker, Sampled, SampledPage, Worker, choose_addresses, procfs, sample_pages,
+};
 
 /// Pages of a VM that are looked at. With as many, a share of 1 % is known to 0.2 %, with a confidence of 95 %.
 const SAMPLES: u64 = 8192;
@@ -31,6 +35,10 @@ const LEAST: u64 = 256;
 const HOLES: u64 = 8;
 /// Size of the smallest pages, KiB. All others are of a pool.
 const SMALLEST_KIB: u64 = 4;
+/// How long a look may take. One takes milliseconds.
+const LIMIT: Duration = Duration::from_secs(5);
+/// Descriptors of a process that are looked at. QEMU opens such memory when it starts.
+const DESCRIPTORS: usize = 4096;
 /// Name of an open file that is memory which no process maps (guest_memfd).
 const GUEST_MEMORY: &str = "anon_inode:[kvm-gmem]";
 
@@ -42,11 +50,15 @@ pub(super) struct Order {
     pub(super) areas: Vec<MemoryArea>,
 }
 
-pub(super) fn start(workers: &Workers, root: PathBuf, inbox: Arc<Inbox>) -> io::Result<Worker<Order>> {
-    workers.start("observer", move |orders| {
+pub(super) fn start(groups: &Groups, root: PathBuf, inbox: Arc<Inbox>) -> io::Result<Worker<Order>> {
+    let (all, root) = (groups.clone(), Arc::new(root));
+    groups.host.start("observer", move |orders: Jobs<Order>| {
+        let mut looker = Looker::new(&all, orders.heartbeat(), LIMIT, || ());
         for order in orders {
-            let outcome = observe(&root, &order);
-            inbox.tell(Event::MemoryObserved(order.task, outcome));
+            let (task, pid, root) = (order.task, order.pid, Arc::clone(&root));
+            let looked = looker.look((task.vm, pid), move |()| observe(&root, &order));
+            let outcome = looked.unwrap_or_else(|error| Err(error.to_string()));
+            inbox.tell(Event::MemoryObserved(task, outcome));
         }
     })
 }
@@ -60,7 +72,8 @@ fn observe(root: &Path, order: &Order) -> Result<MemoryObservation, String> {
         false => Vec::new(),
     };
     let allowed = procfs::read_allowed_nodes(order.pid).map_err(|error| error.to_string())?;
-    let files = procfs::read_open_files(Path::new("/proc"), order.pid).map_err(|error| error.to_string())?;
+    let unmapped = procfs::has_open(Path::new("/proc"), order.pid, GUEST_MEMORY, DESCRIPTORS);
+    let unmapped = unmapped.map_err(|error| error.to_string())?;
     let all = order.areas.iter().fold(0_u64, |sum, area| sum.saturating_add(area.guest_bytes));
     let mut areas = Vec::with_capacity(order.areas.len());
     for area in &order.areas {
@@ -77,7 +90,7 @@ fn observe(root: &Path, order: &Order) -> Result<MemoryObservation, String> {
         nodes,
         pools,
         allowed: allowed.iter().collect(),
-        unmapped: files.iter().any(|file| file.path == GUEST_MEMORY),
+        unmapped,
     })
 }
 

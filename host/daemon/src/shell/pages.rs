@@ -1,5 +1,6 @@
 //! Where the pages of VMs lie, for policies of hosts whose counters do not say which node an access goes to, and for those that
-//! move memory. Counting walks the page tables of a process, so it is done in a thread of its own, and seldom.
+//! move memory. Counting walks the page tables of a process, so it is done in a thread of its own, and seldom. A process that does
+//! not answer in time is left to a thread that waits for it, and others are counted.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -8,15 +9,18 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
+use tracing::debug;
 use vnuma_hypervisor::resident::{GuestMapping, MappingPolicy, read_guest_mappings, sum_pages};
 use vnuma_model::HostNodeId;
 use vnuma_observe::{location::monotonic_ns, read_node_memory};
 use vnuma_policy::world::{MemoryRange, MemoryReading, VmId};
-use vnuma_process::{Jobs, Next, Worker, Workers, procfs};
+use vnuma_process::{Groups, Jobs, Looker, Next, Worker, procfs};
 
 /// Least time between two passes over all VMs. It is longer where a pass takes long: at most one part in [`PART`] of the time.
 const PAUSE: Duration = Duration::from_secs(10);
 const PART: u32 = 50;
+/// How long counting may take: of a VM of some TiB in small pages it takes seconds.
+const LIMIT: Duration = Duration::from_secs(20);
 
 type Pages = Vec<(HostNodeId, u64)>;
 /// All and free memory of each node, KiB.
@@ -44,10 +48,13 @@ pub(super) struct PageReader {
 
 impl PageReader {
     /// `moves`: memory may be moved, so that it is looked at where it may go.
-    pub(super) fn start(workers: &Workers, root: PathBuf, moves: bool) -> io::Result<Self> {
+    pub(super) fn start(groups: &Groups, root: PathBuf, moves: bool) -> io::Result<Self> {
         let known = Arc::new(Mutex::new(Known::default()));
-        let mut task = Task { root, moves, known: Arc::clone(&known), vms: HashMap::new() };
-        let worker = workers.start("pages", move |orders| task.run(&orders))?;
+        let (shown, all) = (Arc::clone(&known), groups.clone());
+        let worker = groups.host.start("pages", move |orders: Jobs<Order>| {
+            let looker = Looker::new(&all, orders.heartbeat(), LIMIT, || ());
+            Task { root, moves, known: shown, vms: HashMap::new(), looker }.run(&orders);
+        })?;
         Ok(Self { worker, known })
     }
 
@@ -76,6 +83,7 @@ struct Task {
     moves: bool,
     known: Arc<Mutex<Known>>,
     vms: HashMap<VmId, i32>,
+    looker: Looker<()>,
 }
 
 impl Task {
@@ -96,11 +104,8 @@ impl Task {
                 Next::Nothing => {
                     let begun = Instant::now();
                     self.read_nodes();
-                    for (vm, pid) in &self.vms {
-                        self.read(*vm, *pid);
-                        // All VMs together may take long.
-                        orders.heartbeat().beat();
-                    }
+                    let all: Vec<_> = self.vms.iter().map(|(vm, pid)| (*vm, *pid)).collect();
+                    all.into_iter().for_each(|(vm, pid)| self.read(vm, pid));
                     pass_at = Instant::now() + PAUSE.max(begun.elapsed() * PART);
                 }
                 Next::End => return,
@@ -120,20 +125,27 @@ impl Task {
         }
     }
 
-    fn read(&self, vm: VmId, pid: i32) {
-        let read_ns = monotonic_ns();
-        let mappings = read_guest_mappings(pid).ok();
-        let found = mappings.map(|mappings| {
-            let allowed = self.moves.then(|| procfs::read_allowed_nodes(pid).ok()).flatten();
-            let allowed = allowed.map(|nodes| nodes.iter().collect());
-            let memory = allowed.map(|allowed| Arc::new(memory(&mappings, allowed, read_ns)));
-            (sum_pages(&mappings), memory)
+    fn read(&mut self, vm: VmId, pid: i32) {
+        let moves = self.moves;
+        let found = self.looker.look((vm, pid), move |()| count(pid, moves)).unwrap_or_else(|error| {
+            debug!(vm, %error, "pages of a VM are not counted");
+            None
         });
         self.note(|known| match found {
             Some(found) => drop(known.vms.insert(vm, found)),
             None => drop(known.vms.remove(&vm)),
         });
     }
+}
+
+/// Pages of a process, and where they may go, if memory may be moved.
+fn count(pid: i32, moves: bool) -> Option<(Pages, Option<Arc<MemoryReading>>)> {
+    let read_ns = monotonic_ns();
+    let mappings = read_guest_mappings(pid).ok()?;
+    let allowed = moves.then(|| procfs::read_allowed_nodes(pid).ok()).flatten();
+    let allowed = allowed.map(|nodes| nodes.iter().collect());
+    let memory = allowed.map(|allowed| Arc::new(memory(&mappings, allowed, read_ns)));
+    Some((sum_pages(&mappings), memory))
 }
 
 /// Where the memory of these mappings may go.

@@ -1,6 +1,6 @@
 //! The counters of threads, as they are read once a period: those of the kernel, and in tests others.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, sync::Arc};
 use vnuma_counters::{CounterError, Detected, Events, Heard, Reading, ThreadCounters, detect};
 use vnuma_model::{Accesses, Counted, PassedOver};
 use vnuma_policy::world::VcpuReading;
@@ -10,12 +10,16 @@ const LEAST_RAN_NS: u64 = 1_000_000;
 
 /// What can be counted with.
 pub(super) trait Pmu {
-    type Counters: Count;
+    type Counters: Count + Send + 'static;
     /// Finds the best source but for those that are given up.
     fn detect(&mut self, given_up: &[PassedOver]) -> Detected;
-    /// Counts for a thread from now on.
-    fn open(&mut self, tid: i32, events: &Events) -> Result<Self::Counters, CounterError>;
+    /// What opens the counters of threads, in a thread of its own: the kernel has it wait for one whose process is about to run another
+    /// program.
+    fn opener(&self) -> Opener<Self::Counters>;
 }
+
+/// Counts for a thread from now on.
+pub(super) type Opener<C> = Arc<dyn Fn(i32, &Events) -> Result<C, CounterError> + Send + Sync>;
 
 /// The counters of a thread.
 pub(super) trait Count {
@@ -40,8 +44,8 @@ impl Pmu for Perf {
         detect(&self.root, given_up)
     }
 
-    fn open(&mut self, tid: i32, events: &Events) -> Result<ThreadCounters, CounterError> {
-        ThreadCounters::open(tid, events)
+    fn opener(&self) -> Opener<ThreadCounters> {
+        Arc::new(ThreadCounters::open)
     }
 }
 

@@ -3,7 +3,7 @@
 //! | by | |
 //! |---|---|
 //! | `bpf` | one call for all main threads |
-//! | `files` | `stat` and `syscall` of each one, and its pidfd |
+//! | `files` | `stat` and `syscall` of each one, and its pidfd; one that does not answer is left to a thread that waits for it |
 
 use super::{
     capabilities::{Capabilities, FILES},
@@ -25,7 +25,7 @@ use vnuma_observe::{
     tasks::{Call, Doing, TaskLook, TaskReader},
 };
 use vnuma_process::{
-    Jobs, Next, Worker, Workers,
+    Groups, Jobs, Looker as Looks, Next, Worker,
     main_loop::{self, Place},
     procfs::KeptFile,
     stopped_by_stat,
@@ -35,6 +35,9 @@ use vnuma_process::{
 /// several threads of the host. With more VMs than this the interval of each one grows. A VM whose main loop is not at rest
 /// is probed without this limit, and so is every VM if the kernel does not show main loops.
 const PROBES: u32 = 5;
+
+/// How long a look at the files of a process may take. One takes microseconds.
+const LIMIT: Duration = Duration::from_secs(5);
 
 pub(super) enum Order {
     /// Checks a VM's process from now on, and no other of that VM.
@@ -63,7 +66,7 @@ struct Watched {
     probed: Probed,
     pidfd: Option<Arc<OwnedFd>>,
     /// `stat` and `syscall`, kept open if they are read at every look. Those that cannot be opened are missing.
-    files: Option<[Option<KeptFile>; 2]>,
+    files: Option<Files>,
     /// When its main thread began, once BPF has shown it: its number may be reused.
     start_ns: Option<u64>,
     stopped: Option<StopReason>,
@@ -71,6 +74,8 @@ struct Watched {
     /// When it was probed last, or connected.
     asked_at: Instant,
 }
+
+type Files = [Option<KeptFile>; 2];
 
 /// What a look at a process showed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,10 +133,11 @@ impl MainLoop {
     }
 }
 
-pub(super) fn start(workers: &Workers, config: &Config, inbox: Arc<Inbox>) -> io::Result<Worker<Order>> {
-    let (intervals, prefer) = (config.intervals, config.location);
-    workers.start("processes", move |orders| {
-        let looker = Looker::new(prefer, inbox.capabilities.clone());
+pub(super) fn start(groups: &Groups, config: &Config, inbox: Arc<Inbox>) -> io::Result<Worker<Order>> {
+    let (intervals, prefer, all) = (config.intervals, config.location, groups.clone());
+    groups.host.start("processes", move |orders: Jobs<Order>| {
+        let files = Looks::new(&all, orders.heartbeat(), LIMIT, || ());
+        let looker = Looker::new(prefer, files, inbox.capabilities.clone());
         run(&orders, (intervals.process, intervals.probe), looker, &inbox);
     })
 }
@@ -205,12 +211,14 @@ struct Looker {
     /// Loaded with the first look: without VMs there is no cost.
     bpf: Option<TaskReader>,
     tried: bool,
+    /// By files.
+    files: Looks<()>,
     capabilities: Capabilities,
 }
 
 impl Looker {
-    fn new(prefer: Prefer, capabilities: Capabilities) -> Self {
-        Self { prefer, bpf: None, tried: false, capabilities }
+    fn new(prefer: Prefer, files: Looks<()>, capabilities: Capabilities) -> Self {
+        Self { prefer, bpf: None, tried: false, files, capabilities }
     }
 
     fn load(&mut self) {
@@ -244,7 +252,7 @@ impl Looker {
         all.iter_mut().zip(seen).all(|((vm, process), seen)| {
             let seen = match seen {
                 Some(seen) if !by_files => seen,
-                _ if by_files => process.read(main_loop_too),
+                _ if by_files => process.read(*vm, &mut self.files, main_loop_too),
                 // Its main thread is gone, and its process, too, unless that lives on without.
                 _ if process.has_ended() => Seen::Ended,
                 _ => Seen::Runs(Look::Hidden, None),
@@ -294,19 +302,17 @@ impl Watched {
         })
     }
 
-    fn read(&mut self, main_loop_too: bool) -> Seen {
-        if self.files.is_none() {
-            self.files = Some(["stat", "syscall"].map(|file| KeptFile::of_main_thread(self.pid, file).ok()));
-        }
-        // They are its files if it lives now.
-        if self.has_ended() {
-            return Seen::Ended;
-        }
-        let text = |at: usize| self.files.as_ref()?[at].as_ref()?.read().ok();
-        match text(0).as_deref().and_then(stopped_by_stat) {
-            Some(reason) => Seen::Stopped(reason),
-            None if !main_loop_too => Seen::Runs(Look::Hidden, None),
-            None => Seen::Runs(text(1).as_deref().map_or(Look::Hidden, look_of), None),
+    fn read(&mut self, vm: VmId, looks: &mut Looks<()>, main_loop_too: bool) -> Seen {
+        let (pid, files) = (self.pid, self.files.take());
+        let pidfd = self.pidfd.clone();
+        let looked = looks.look((vm, pid), move |()| read_files(pid, pidfd.as_deref(), files, main_loop_too));
+        match looked {
+            Ok((seen, files)) => {
+                self.files = Some(files);
+                seen
+            }
+            Err(_) if self.has_ended() => Seen::Ended,
+            Err(_) => Seen::Runs(Look::Hidden, None),
         }
     }
 
@@ -329,6 +335,22 @@ impl Watched {
         self.asked_at = Instant::now();
         send(Event::MainLoopBusy(vm, self.pid))
     }
+}
+
+fn read_files(pid: i32, pidfd: Option<&OwnedFd>, files: Option<Files>, main_loop_too: bool) -> (Seen, Files) {
+    let open = || ["stat", "syscall"].map(|file| KeptFile::of_main_thread(pid, file).ok());
+    let files = files.unwrap_or_else(open);
+    // They are its files if it lives now.
+    if pidfd.is_some_and(has_ended) {
+        return (Seen::Ended, files);
+    }
+    let text = |at: usize| files[at].as_ref()?.read().ok();
+    let seen = match text(0).as_deref().and_then(stopped_by_stat) {
+        Some(reason) => Seen::Stopped(reason),
+        None if !main_loop_too => Seen::Runs(Look::Hidden, None),
+        None => Seen::Runs(text(1).as_deref().map_or(Look::Hidden, look_of), None),
+    };
+    (seen, files)
 }
 
 /// Where a main loop waits for something to do, if it does.
@@ -359,6 +381,7 @@ mod tests {
         unistd::Pid,
     };
     use std::process::Command;
+    use vnuma_process::Heartbeat;
 
     const PROBE: Duration = Duration::from_secs(20);
 
@@ -447,8 +470,9 @@ mod tests {
             let child = child.as_mut().expect("perl");
             let pid = child.id().cast_signed();
             let pidfd = Arc::new(vnuma_process::open_pidfd(pid).expect("a pidfd"));
-            let (mut looker, mut process) =
-                (Looker::new(prefer, Capabilities::default()), Watched::new(pid, Some(pidfd)));
+            let files = Looks::new(&Groups::default(), &Arc::new(Heartbeat::new("test")), LIMIT, || ());
+            let mut looker = Looker::new(prefer, files, Capabilities::default());
+            let mut process = Watched::new(pid, Some(pidfd));
             let inbox = Inbox::new().expect("an inbox");
             let limit = Instant::now() + Duration::from_secs(60);
             let mut until = |process: &mut Watched, wanted: &dyn Fn(&Watched, &[String]) -> bool| loop {

@@ -21,7 +21,7 @@ use std::{
 };
 use tracing::{info, warn};
 use vnuma_api as api;
-use vnuma_counters::{Change, Detected, Events, Heard, PATIENCE, Silence, Source};
+use vnuma_counters::{Change, Detected, Heard, PATIENCE, Silence, Source};
 use vnuma_model::{ApicId, Capability, CpuId, CpuLayout, HostTopology};
 use vnuma_observe::{
     location::{Prefer, monotonic_ns},
@@ -31,10 +31,13 @@ use vnuma_policy::{
     scheduling::CpuSample,
     world::{Counted, HostReading, VcpuReading, VmId, VmReading},
 };
-use vnuma_process::{Jobs, Next, Worker, Workers, on_thread, procfs};
+use vnuma_process::{Groups as Workers, Jobs, Looker, Next, Worker, on_thread, procfs};
 
 /// Periods after which counters that could not be opened are tried again.
 const TRY_AGAIN: u32 = 10;
+
+/// How long opening the counters of a thread may take. It takes microseconds.
+const LIMIT: Duration = Duration::from_secs(5);
 
 /// All of the time, per mille.
 const WHOLE: u32 = 1000;
@@ -75,8 +78,10 @@ pub(super) fn start(
     inbox: Arc<Inbox>,
 ) -> io::Result<Worker<Order>> {
     let pmu = Perf { root: root.clone() };
-    let mut task = Task::new(workers.clone(), pmu, (root, prefer), wanted, host, inbox);
-    workers.start("sampler", move |orders| {
+    let (all, host) = (workers.clone(), host.clone());
+    workers.host.start("sampler", move |orders: Jobs<Order>| {
+        let looker = Looker::new(&all, orders.heartbeat(), LIMIT, || ());
+        let mut task = Task::new((all, looker), pmu, (root, prefer), wanted, &host, inbox);
         task.detect();
         task.run(wanted.period, &orders);
     })
@@ -124,8 +129,9 @@ impl<C> Vm<C> {
 }
 
 struct Task<P: Pmu> {
-    /// Those of the host, one of which it may start.
+    /// Threads of the host, one of which it may start.
     workers: Workers,
+    looker: Looker<()>,
     pmu: P,
     root: PathBuf,
     inbox: Arc<Inbox>,
@@ -139,7 +145,7 @@ struct Task<P: Pmu> {
     pages: Option<PageReader>,
     wanted: Wanted,
     /// Only while something is counted, and the operator wants samples.
-    sampling: Option<AccessSampling>,
+    sampling: Option<Arc<AccessSampling>>,
     /// How long each CPU had been idle at the end of the last period.
     idle: Vec<(CpuId, u64)>,
     /// When the last period ended; 0 before the first.
@@ -150,7 +156,7 @@ struct Task<P: Pmu> {
 
 impl<P: Pmu> Task<P> {
     fn new(
-        workers: Workers,
+        (workers, looker): (Workers, Looker<()>),
         pmu: P,
         (root, prefer): (PathBuf, Prefer),
         wanted: Wanted,
@@ -159,6 +165,7 @@ impl<P: Pmu> Task<P> {
     ) -> Self {
         Self {
             workers,
+            looker,
             pmu,
             host: Arc::new(host.clone()),
             layout: None,
@@ -270,7 +277,7 @@ impl<P: Pmu> Task<P> {
         let mut vm_threads = Vm { pid, pidfd, threads };
         self.begin_threads(&mut vm_threads.threads);
         vm_threads.read_groups(&mut self.groups);
-        open_counters(&mut self.pmu, &mut vm_threads, self.detected.events.as_ref(), self.sampling.as_ref());
+        self.open_counters(vm, &mut vm_threads);
         self.vms.insert(vm, vm_threads);
         self.pages.iter().for_each(|pages| pages.watch(vm, pid));
     }
@@ -293,7 +300,7 @@ impl<P: Pmu> Task<P> {
         (self.read_ns, self.layout) = (monotonic_ns(), None);
         self.reader.read(Vec::new());
         self.read_idle();
-        self.sampling = self.wanted.samples.then(|| AccessSampling::find(&self.root));
+        self.sampling = self.wanted.samples.then(|| Arc::new(AccessSampling::find(&self.root)));
         if let Some(sampling) = &self.sampling {
             let by = Capability::either(Capability::SAMPLES, [IBS, "none"], sampling.problem());
             self.inbox.capabilities.publish(by);
@@ -333,9 +340,9 @@ impl<P: Pmu> Task<P> {
         vms.iter().flat_map(|vm| &vm.vcpus).for_each(|vcpu| hear(&mut heard, vcpu));
         self.doubt(&heard);
         // Now, so that they count for the whole of the next period.
-        for vm in self.vms.values_mut() {
-            open_counters(&mut self.pmu, vm, self.detected.events.as_ref(), self.sampling.as_ref());
-        }
+        let mut counted = std::mem::take(&mut self.vms);
+        counted.iter_mut().for_each(|(&vm, threads)| self.open_counters(vm, threads));
+        self.vms = counted;
         self.note_numbers();
         let by = Capability::either(Capability::GROUPS, [GROUPS, "defaults"], self.groups.problem());
         self.inbox.capabilities.publish(by);
@@ -347,7 +354,7 @@ impl<P: Pmu> Task<P> {
 
     /// What the threads of each VM did.
     fn read_vms(&mut self) -> Vec<VmReading> {
-        let (none, sampling) = (self.detected.events.is_none(), self.sampling.as_ref());
+        let (none, sampling) = (self.detected.events.is_none(), self.sampling.as_deref());
         let mut vms = Vec::with_capacity(self.vms.len());
         for (&vm, counted) in &mut self.vms {
             let (pages, memory) = self.pages.as_ref().map(|pages| pages.of(vm)).unwrap_or_default();
@@ -369,6 +376,43 @@ impl<P: Pmu> Task<P> {
         self.idle.iter().filter_map(since).collect()
     }
 
+    /// Opens the counters of threads that have none. What cannot be opened is tried again after some periods.
+    fn open_counters(&mut self, vm: VmId, Vm { pid, pidfd, threads }: &mut Vm<P::Counters>) {
+        let Some(events) = &self.detected.events else { return };
+        let (opener, events, pid) = (self.pmu.opener(), Arc::new(events.clone()), *pid);
+        for thread in threads.iter_mut().filter(|thread| thread.counters.is_none()) {
+            thread.tried += 1;
+            if thread.tried < TRY_AGAIN {
+                continue;
+            }
+            thread.tried = 0;
+            let (tid, pidfd) = (thread.read.tid, Arc::clone(pidfd));
+            let (opener, events) = (Arc::clone(&opener), Arc::clone(&events));
+            let sampling = self.sampling.clone();
+            let open = move |_: &mut ()| {
+                // Counters can be opened by the thread's number only: those of a thread that is not the VM's are closed at once.
+                let counters = match on_thread(pidfd.as_fd(), pid, tid, || opener(tid, &events)) {
+                    Some(opened) => opened.map_err(|error| error.to_string())?,
+                    None => return Err(format!("thread {tid} does not belong to process {pid}")),
+                };
+                let samples = sampling.and_then(|sampling| sampling.open(&pidfd, pid, tid)).transpose();
+                Ok((counters, samples))
+            };
+            let opened = self.looker.look((vm, pid), open);
+            match opened.unwrap_or_else(|error| Err(error.to_string())) {
+                Ok((counters, samples)) => {
+                    thread.read.set_events(counters.ids());
+                    (thread.counters, thread.problem) = (Some(counters), None);
+                    match samples {
+                        Ok(samples) => thread.samples = samples,
+                        Err(why) => thread.problem = Some(why),
+                    }
+                }
+                Err(why) => thread.problem = Some(why),
+            }
+        }
+    }
+
     fn note_numbers(&self) {
         let threads = || self.vms.values().flat_map(|vm| &vm.threads);
         let shared = threads().map(|thread| thread.permille).filter(|permille| *permille < WHOLE);
@@ -378,38 +422,6 @@ impl<P: Pmu> Task<P> {
             counters.why_failed = threads().find_map(|thread| thread.problem.clone());
             (counters.shared, counters.least_permille) = (shared.clone().count(), shared.min());
         });
-    }
-}
-
-/// Opens the counters of threads that have none. What cannot be opened is tried again after some periods.
-fn open_counters<P: Pmu>(
-    pmu: &mut P,
-    vm: &mut Vm<P::Counters>,
-    events: Option<&Events>,
-    sampling: Option<&AccessSampling>,
-) {
-    let Some(events) = events else { return };
-    for thread in vm.threads.iter_mut().filter(|thread| thread.counters.is_none()) {
-        thread.tried += 1;
-        if thread.tried < TRY_AGAIN {
-            continue;
-        }
-        thread.tried = 0;
-        let tid = thread.read.tid;
-        // Counters can be opened by the thread's number only: those of a thread that is not the VM's are closed at once.
-        match on_thread(vm.pidfd.as_fd(), vm.pid, tid, || pmu.open(tid, events)) {
-            Some(Ok(counters)) => {
-                thread.read.set_events(counters.ids());
-                (thread.counters, thread.problem) = (Some(counters), None);
-                let opened = sampling.and_then(|sampling| sampling.open(&vm.pidfd, vm.pid, tid));
-                match opened.transpose() {
-                    Ok(samples) => thread.samples = samples,
-                    Err(why) => thread.problem = Some(why),
-                }
-            }
-            Some(Err(error)) => thread.problem = Some(error.to_string()),
-            None => thread.problem = Some(format!("thread {tid} does not belong to process {}", vm.pid)),
-        }
     }
 }
 

@@ -234,8 +234,9 @@ impl Shared {
 /// The file of the domain with this number. Two libvirts, of a container and of the host for example, can each run a domain of the same
 /// name and UUID, and both number their domains from 1.
 fn choose(mut files: Vec<Named>, id: u32, runs: impl Fn(i32) -> bool) -> Result<Named, String> {
-    // A libvirt that was killed leaves files of domains that have ended.
-    if files.iter().any(|named| runs(named.pid)) {
+    // A libvirt that was killed leaves files of domains that have ended. A look at a process may wait for it, so there is one only
+    // where it decides.
+    if files.len() > 1 && files.iter().any(|named| runs(named.pid)) {
         files.retain(|named| runs(named.pid));
     }
     if files.iter().any(|named| named.file.id == Some(id)) {

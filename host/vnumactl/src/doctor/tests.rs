@@ -36,6 +36,7 @@ fn daemon(source: &str) -> Daemon {
         watchers_dropped: 0,
         silent_threads: Vec::new(),
         limited: Vec::new(),
+        hanging_looks: Vec::new(),
     }
 }
 
@@ -69,6 +70,19 @@ fn who_had_to_wait_is_named() {
     assert_eq!(found(&checks, "limited"), ("waits".into(), Level::Reduced), "{shown}");
     assert!(
         shown.contains("vm web had to wait 7 times: descriptions") && shown.contains("user 1000"),
+        "{shown}"
+    );
+}
+
+#[test]
+fn looks_that_hang_are_named_with_their_vm() {
+    let look = HangingLook { vm: Some("web".into()), pid: 70, thread: "observer-look".into(), seconds: 9 };
+    let daemon = Daemon { hanging_looks: vec![look], ..daemon("bpf") };
+    let checks = examine(&daemon, &HostTopology::default(), &[]);
+    assert!(checks.iter().any(|check| check.check == "looks" && check.vm.as_deref() == Some("web")));
+    let shown = text(&checks);
+    assert!(
+        shown.contains("process 70 does not answer looks: observer-look has waited for it for 9 s"),
         "{shown}"
     );
 }

@@ -47,6 +47,8 @@ pub struct ProcessState {
     pub pid: i32,
     /// Why it does not run, if so.
     pub stopped: Option<StopReason>,
+    /// A look at it has not returned in time: until it does the process is not looked at.
+    pub looks_hang: bool,
 }
 
 /// Who described a VM.

@@ -6,7 +6,7 @@
 //! An order for huge pages of a pool counts in these, and moves no others.
 //! The process and the host are behind [`Pages`], so that tests can be what no test machine is.
 
-use super::{MoveMemory, TaskId};
+use super::{MoveMemory, TaskId, Timer};
 use nix::libc;
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -20,7 +20,7 @@ use vnuma_hypervisor::resident::{
     GuestMapping, MappingPolicy, read_guest_mappings, read_mappings, read_mappings_with_pages,
 };
 use vnuma_model::HostNodeId;
-use vnuma_observe::{page_moves::PageMoves, read_node_memory, read_node_pools};
+use vnuma_observe::{read_node_memory, read_node_pools};
 use vnuma_policy::{memory_move::MemoryReason, world::MemoryMoved};
 use vnuma_process::{PAGES_AT_ONCE, PageState, find_pages, move_pages};
 
@@ -84,19 +84,18 @@ pub(super) struct Process {
     pid: i32,
     pidfd: Arc<OwnedFd>,
     root: PathBuf,
-    /// Times what this thread moves. `None`: the time of the call has to do.
-    timer: Option<Arc<PageMoves>>,
+    timer: Timer,
 }
 
 impl Process {
-    pub(super) fn new(
-        pid: i32,
-        pidfd: Option<Arc<OwnedFd>>,
-        root: PathBuf,
-        timer: Option<Arc<PageMoves>>,
-    ) -> Result<Self, String> {
+    pub(super) fn new(pid: i32, pidfd: Option<Arc<OwnedFd>>, root: PathBuf) -> Result<Self, String> {
         let pidfd = pidfd.ok_or_else(|| format!("process {pid} has ended"))?;
-        Ok(Self { pid, pidfd, root, timer })
+        Ok(Self { pid, pidfd, root, timer: None })
+    }
+
+    /// Has what it moves from now on timed by this one, which is the thread's that does so.
+    pub(super) fn time_by(&mut self, timer: Timer) {
+        self.timer = timer;
     }
 }
 
@@ -149,7 +148,7 @@ fn with_ends(mappings: Vec<GuestMapping>, lengths: Vec<(u64, u64)>) -> Vec<(Gues
 pub(super) struct Job<P> {
     pub(super) task: TaskId,
     pub(super) pid: i32,
-    pages: P,
+    pub(super) pages: P,
     order: MoveMemory,
     /// Size of a page, bytes.
     page: u64,

@@ -10,7 +10,8 @@
 //! undone: wherever this ends, each page is whole and on one node.
 //!
 //! The thread works for at most a quarter of the time, as a batch holds locks of the VM's process. Jobs take turns, so that
-//! none waits for the end of another one. As vCPUs wait for pages that it moves, it does not wait for a CPU behind them: the
+//! none waits for the end of another one. A call that waits for the VM's process for long ends its job, and is left to a thread that
+//! waits for it. As vCPUs wait for pages that it moves, it does not wait for a CPU behind them: the
 //! scheduler prefers it.
 
 mod job;
@@ -19,7 +20,6 @@ use super::inbox::Inbox;
 use crate::core::event::Event;
 use job::{Job, Process, WORK};
 use std::{
-    cell::OnceCell,
     collections::{HashMap, VecDeque},
     io,
     os::fd::OwnedFd,
@@ -34,12 +34,15 @@ use vnuma_policy::{
     memory_move::MoveMemory,
     world::{MemoryMoved, TaskId, VmId},
 };
-use vnuma_process::{Jobs, Next, Worker, Workers, prefer_this_thread};
+use vnuma_process::{Groups, Jobs, Looker, Next, Worker, prefer_this_thread};
 
 /// After a batch, a pause of so many times as long.
 const PAUSE: u32 = 3;
 /// Longest pause: a batch that took longer was kept waiting itself, and jobs of other VMs are not to wait for that.
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
+/// How long a batch may take, or the begin of a job, which walks the page tables of the process: of a VM of some TiB that takes
+/// seconds.
+const LIMIT: Duration = Duration::from_secs(20);
 /// Between two reports of a job.
 const REPORT: Duration = Duration::from_secs(1);
 /// VMs whose places are remembered.
@@ -53,11 +56,17 @@ pub(super) enum Order {
 }
 
 /// When the worker is dropped, jobs end after their batch.
-pub(super) fn start(workers: &Workers, root: PathBuf, inbox: Arc<Inbox>) -> io::Result<Worker<Order>> {
-    let (jobs, places, timer) = (VecDeque::new(), HashMap::new(), OnceCell::new());
-    let mut task = Task { root, inbox, jobs, places, timer };
-    workers.start("memory", move |orders| task.run(&orders))
+pub(super) fn start(groups: &Groups, root: PathBuf, inbox: Arc<Inbox>) -> io::Result<Worker<Order>> {
+    let all = groups.clone();
+    groups.host.start("memory", move |orders: Jobs<Order>| {
+        let (jobs, places, told) = (VecDeque::new(), HashMap::new(), Arc::clone(&inbox));
+        let looker = Looker::new(&all, orders.heartbeat(), LIMIT, move || prepare(&told));
+        Task { root, inbox, jobs, places, looker }.run(&orders);
+    })
 }
+
+/// Times what the thread moves that made it. `None`: the time of the call has to do.
+type Timer = Option<Arc<PageMoves>>;
 
 struct Task {
     root: PathBuf,
@@ -65,13 +74,12 @@ struct Task {
     jobs: VecDeque<Job<Process>>,
     /// Where the last job of a VM's process ended: the next one goes on there.
     places: HashMap<VmId, (i32, u64)>,
-    /// Of this thread, from the first order on.
-    timer: OnceCell<Option<Arc<PageMoves>>>,
+    looker: Looker<Timer>,
 }
 
 impl Task {
     /// Until the orders end.
-    fn run(&mut self, orders: &Jobs<Order>) {
+    fn run(mut self, orders: &Jobs<Order>) {
         let mut pause = Duration::ZERO;
         loop {
             let until = (!self.jobs.is_empty()).then(|| Instant::now() + pause);
@@ -93,10 +101,13 @@ impl Task {
             Order::Move { task, pid, pidfd, order } => {
                 let from =
                     self.places.get(&task.vm).filter(|(known, _)| *known == pid).map_or(0, |(_, at)| *at);
-                let timer = self.timer.get_or_init(|| prepare(&self.inbox)).clone();
-                let job = Process::new(pid, pidfd, self.root.clone(), timer)
-                    .and_then(|process| Job::new((task, pid), process, order, from));
-                match job {
+                let root = self.root.clone();
+                let begin = move |_: &mut Timer| {
+                    let process = Process::new(pid, pidfd, root)?;
+                    Job::new((task, pid), process, order, from)
+                };
+                let begun = self.looker.look((task.vm, pid), begin);
+                match begun.unwrap_or_else(|error| Err(error.to_string())) {
                     Ok(job) => self.jobs.push_back(job),
                     Err(problem) => {
                         let moved = MemoryMoved { problem: Some(problem), ..MemoryMoved::default() };
@@ -117,9 +128,17 @@ impl Task {
 
     /// A batch of the first job.
     fn turn(&mut self) {
-        let Some(mut job) = self.jobs.pop_front() else { return };
-        let begun = Instant::now();
-        let over = job.turn();
+        let Some(job) = self.jobs.pop_front() else { return };
+        let (begun, task, pid, moved) = (Instant::now(), job.task, job.pid, job.moved.clone());
+        let turned = self.looker.look((task.vm, pid), move |timer| turn(job, timer));
+        let (mut job, over) = match turned {
+            Ok(turned) => turned,
+            // What the batch has moved by then is found by the next look at the VM's memory.
+            Err(error) => {
+                let moved = MemoryMoved { problem: Some(error.to_string()), ..moved };
+                return self.report(task, moved, true);
+            }
+        };
         if job.has_worked(begun.elapsed()) || over {
             if !over {
                 job.moved.problem = Some(format!("it has worked for {} s", WORK.as_secs()));
@@ -148,8 +167,15 @@ impl Task {
     }
 }
 
-/// What this thread needs for its first job.
-fn prepare(inbox: &Inbox) -> Option<Arc<PageMoves>> {
+/// Does a batch of a job, and says whether that was the last one.
+fn turn(mut job: Job<Process>, timer: &Timer) -> (Job<Process>, bool) {
+    job.pages.time_by(timer.clone());
+    let over = job.turn();
+    (job, over)
+}
+
+/// What the thread that moves pages needs for its first job.
+fn prepare(inbox: &Inbox) -> Timer {
     if let Err(error) = prefer_this_thread() {
         warn!(%error, "vCPUs may wait longer for memory that moves: the thread that moves it is not preferred");
     }
@@ -172,7 +198,7 @@ mod tests {
     use vnuma_hypervisor::resident::parse_guest_mappings;
     use vnuma_observe::read_node_memory;
     use vnuma_policy::memory_move::{MemoryCause, MemoryReason, MemoryWhy};
-    use vnuma_process::open_pidfd;
+    use vnuma_process::{Heartbeat, open_pidfd};
 
     const MIB: usize = 1 << 20;
 
@@ -218,7 +244,7 @@ mod tests {
 
     fn begin(order: MoveMemory, from: u64) -> Job<Process> {
         let (task, pid, pidfd) = own();
-        let process = Process::new(pid, pidfd, PathBuf::from("/"), None).expect("it has not ended");
+        let process = Process::new(pid, pidfd, PathBuf::from("/")).expect("it has not ended");
         Job::new((task, pid), process, order, from).expect("begun")
     }
 
@@ -271,13 +297,13 @@ mod tests {
         finish(&mut held);
         assert!(held.moved.problem.expect("a problem").contains("KiB free, and keeps"), "the reserve");
         assert_eq!(held.moved.bytes, 0);
-        assert!(Process::new(pid, None, PathBuf::from("/"), None).is_err(), "the process has ended");
+        assert!(Process::new(pid, None, PathBuf::from("/")).is_err(), "the process has ended");
     }
 
     #[test]
     fn jobs_take_turns_and_one_that_is_stopped_says_how_far_it_has_got() {
         let inbox = Arc::new(Inbox::new().expect("an inbox"));
-        let (workers, root) = (Workers::default(), PathBuf::from("/"));
+        let (workers, root) = (Groups::default(), PathBuf::from("/"));
         let mover = start(&workers, root, Arc::clone(&inbox)).expect("started");
         let _memory = memory();
         let (_, pid, pidfd) = own();
@@ -344,8 +370,10 @@ mod tests {
 
     fn task() -> (Task, Arc<Inbox>) {
         let (root, inbox) = (PathBuf::from("/"), Arc::new(Inbox::new().expect("an inbox")));
-        let (jobs, places, timer) = (VecDeque::new(), HashMap::new(), OnceCell::new());
-        let task = Task { root, inbox: Arc::clone(&inbox), jobs, places, timer };
+        let (jobs, places) = (VecDeque::new(), HashMap::new());
+        let heartbeat = Arc::new(Heartbeat::new("memory"));
+        let looker = Looker::new(&Groups::default(), &heartbeat, LIMIT, || None);
+        let task = Task { root, inbox: Arc::clone(&inbox), jobs, places, looker };
         (task, inbox)
     }
 

@@ -1,6 +1,7 @@
 //! With a PMU that does what the test wants. The vCPU is a thread of the test.
 
 use super::*;
+use crate::shell::pmu::Opener;
 use std::{
     collections::BTreeSet,
     fs,
@@ -8,7 +9,7 @@ use std::{
 };
 use vnuma_counters::{CounterError, Reading, detect_by};
 use vnuma_model::{Accesses, PassedOver, ThreadCounts};
-use vnuma_process::open_pidfd;
+use vnuma_process::{Heartbeat, open_pidfd};
 
 const VM: VmId = 7;
 /// Generous.
@@ -48,13 +49,16 @@ impl Pmu for FakePmu {
         detect_by(self.root.path(), given_up, |_| Ok(()))
     }
 
-    fn open(&mut self, _tid: i32, events: &Events) -> Result<FakeCounters, CounterError> {
-        let mut state = lock(&self.state);
-        state.opened.push(events.source);
-        match state.refuses {
-            true => Err(CounterError::Unsupported { event: "instructions" }),
-            false => Ok(FakeCounters { source: events.source, state: Arc::clone(&self.state) }),
-        }
+    fn opener(&self) -> Opener<FakeCounters> {
+        let shared = Arc::clone(&self.state);
+        Arc::new(move |_, events| {
+            let mut state = lock(&shared);
+            state.opened.push(events.source);
+            match state.refuses {
+                true => Err(CounterError::Unsupported { event: "instructions" }),
+                false => Ok(FakeCounters { source: events.source, state: Arc::clone(&shared) }),
+            }
+        })
     }
 }
 
@@ -109,8 +113,10 @@ impl Bench {
         let pmu = FakePmu { root, state: Arc::clone(&state) };
         let wanted = Wanted { period: Duration::from_secs(1), memory: false, samples: false };
         let host = HostTopology::default();
+        let workers = Workers::default();
+        let looker = Looker::new(&workers, &Arc::new(Heartbeat::new("sampler")), LIMIT, || ());
         let task = Task::new(
-            Workers::default(),
+            (workers, looker),
             pmu,
             (PathBuf::from("/"), Prefer::Poll),
             wanted,
