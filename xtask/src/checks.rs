@@ -39,6 +39,21 @@ const SOAK_DEMO_SECONDS: u64 = 900;
 const THIRD: &str = "VNUMA_THIRD";
 /// What a job of a soak may take.
 const SOAK_LIMIT: Duration = Duration::from_secs(4 * 3600);
+/// Programs of tests in which a party is hostile: package and target.
+const HOSTILE: [(&str, &str); 7] = [
+    ("host/channel", "hostile_peer"),
+    ("host/hypervisor", "hostile_qmp"),
+    ("host/hypervisor", "lib"),
+    ("host/client", "hostile"),
+    ("host/daemon", "silence"),
+    ("host/daemon", "rights"),
+    ("span/transport", "hostile"),
+];
+/// Scenarios of the lab likewise.
+const HOSTILE_SCENARIOS: [&str; 2] = [
+    "slice::a_hostile_guest_hurts_itself_alone",
+    "slice::a_hypervisor_that_stands_still_is_named_and_its_vm_observed",
+];
 /// The user-space DSM: seeds of its simulation and of real nodes among peers that fail, and forbidden shapes.
 const DSM: [&str; 3] = ["pure/coherence", "span/node", "tests/dsm-chaos"];
 /// Seeds of the core among simulated VMs: the same on every machine, which take a minute or two, and others for an hour.
@@ -349,6 +364,8 @@ enum SoakPart {
     Memory,
     /// Debian packages on a lab server with systemd: installed, upgraded while a VM runs, purged
     Packages,
+    /// Guests, QEMUs, users and peers that are hostile, against vnumad, the driver, scx_vnuma and the DSM
+    Hostile,
 }
 
 /// The long runs.
@@ -369,6 +386,7 @@ pub fn soak(arguments: &SoakArguments) -> Result<()> {
             vec![scenario(&built, MEMORY_TEST, &environment)?]
         }
         Some(SoakPart::Packages) => vec![packages_in_lab(&built)?],
+        Some(SoakPart::Hostile) => hostile_jobs(&built)?,
         None => soak_jobs(&built)?,
     };
     suite::run(jobs.into_iter().map(|job| job.limit(SOAK_LIMIT)).collect(), start)
@@ -416,6 +434,20 @@ fn soak_jobs(built: &Built) -> Result<Vec<Job>> {
     )));
     let seconds = format!("--seconds={SOAK_DEMO_SECONDS}");
     jobs.push(in_lab(Job::new("lab: the demonstration", program(xtask, &["demo", "--lab", &seconds]))));
+    Ok(jobs)
+}
+
+/// Tests of what [SECURITY.md](../../SECURITY.md) promises, those that take long as well.
+fn hostile_jobs(built: &Built) -> Result<Vec<Job>> {
+    let all = ["--include-ignored", "--nocapture", "--test-threads", "1"];
+    let mut jobs = Vec::new();
+    for (folder, target) in HOSTILE {
+        let program = built.test(folder, target)?;
+        jobs.push(tests(&format!("hostile: {}", program.name()), program, &all));
+    }
+    for name in HOSTILE_SCENARIOS {
+        jobs.push(scenario(built, name, &[])?);
+    }
     Ok(jobs)
 }
 
