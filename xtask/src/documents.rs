@@ -316,6 +316,33 @@ fn every_relative_link_leads_somewhere() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
+/// Rows of a table of promises whose last cell links no test of that name.
+fn promises_without_a_test<'a>(table: &'a str, read: &dyn Fn(&str) -> String) -> Vec<&'a str> {
+    let rows = table.lines().filter(|line| line.starts_with("| ")).skip(1);
+    let is_missing = |row: &&str| {
+        let cell = row.trim_end_matches([' ', '|']).rsplit(" | ").next().unwrap_or_default();
+        let link = cell.strip_prefix('[').and_then(|link| link.strip_suffix(')')?.split_once("]("));
+        link.is_none_or(|(test, path)| !read(path).contains(&format!("fn {test}(")))
+    };
+    rows.filter(is_missing).collect()
+}
+
+#[test]
+fn each_promise_has_its_test() {
+    let security = read("SECURITY.md");
+    let table = section(&security, "## Promises");
+    assert!(table.lines().filter(|line| line.starts_with("| ")).count() > 20, "{table}");
+    assert_eq!(promises_without_a_test(table, &read), [] as [&str; 0]);
+}
+
+#[test]
+fn a_promise_without_a_test_is_found() {
+    let row = |cell: &str| format!("| threat | test |\n|---|---|\n| a | {cell} |\n");
+    let source = |_: &str| "#[test]\nfn it_holds() {".to_owned();
+    let found = |cell: &str| promises_without_a_test(&row(cell), &source).len();
+    assert_eq!([found("[it_holds](a.rs)"), found("[it_breaks](a.rs)"), found("tried once")], [0, 1, 1]);
+}
+
 #[test]
 fn the_lists_of_folders_are_the_tree() {
     let files = tracked();
