@@ -26,7 +26,7 @@ use std::{
     pin::{Pin, pin},
     time::Duration,
 };
-use tokio::net::UnixStream;
+use tokio::{net::UnixStream, time::sleep};
 use vnuma_api::{
     ApiError, EventKind, OBSERVATIONS, WATCH,
     operation::{Operation, Right, Subject},
@@ -34,6 +34,10 @@ use vnuma_api::{
 
 /// A longer answer is not vnumad's: 64 VMs of 4096 vCPUs take less.
 const ANSWER_LIMIT: usize = 256 << 20;
+
+/// How often a client tries to connect again, and the pause between two tries.
+const CONNECTS: u32 = 500;
+const CONNECT_PAUSE: Duration = Duration::from_millis(10);
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
@@ -145,13 +149,24 @@ impl Client {
         &self.socket
     }
 
+    /// Connects. The system refuses while as many connect as can wait for it, whoever they are.
+    async fn stream(&self) -> io::Result<UnixStream> {
+        for _ in 0..CONNECTS {
+            match UnixStream::connect(&self.socket).await {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => sleep(CONNECT_PAUSE).await,
+                connected => return connected,
+            }
+        }
+        UnixStream::connect(&self.socket).await
+    }
+
     /// A connection that stays.
     ///
     /// # Errors
     ///
     /// No process listens, or this user may not connect.
     pub async fn connect(&self) -> Result<Connection, Error> {
-        let stream = UnixStream::connect(&self.socket).await.map_err(|source| {
+        let stream = self.stream().await.map_err(|source| {
             let socket = self.socket.clone();
             match source.kind() {
                 io::ErrorKind::PermissionDenied => Error::NotPermitted { socket },

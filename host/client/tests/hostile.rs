@@ -95,3 +95,29 @@ fn nobody_at_the_socket_is_told_from_a_broken_connection() {
     let error = client.ask::<op::Daemon>((), &()).expect_err("nobody");
     assert!(matches!(error, Error::Unreachable { .. }), "{error}");
 }
+
+/// Others have connected, and are not accepted yet.
+#[test]
+fn a_client_that_comes_while_as_many_wait_as_can_gets_its_place_later() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("api.sock");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let socket = tokio::net::UnixSocket::new_stream().expect("a socket");
+        socket.bind(&path).expect("bound");
+        let listener = socket.listen(1).expect("it listens");
+        let mut others = Vec::new();
+        while let Ok(other) = tokio::net::UnixStream::connect(&path).await {
+            others.push(other);
+        }
+        let client = vnuma_client::Client::new(&path);
+        let accept = async {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            listener.accept().await.expect("one that waited");
+        };
+        let (connected, ()) = tokio::time::timeout(HANG, async { tokio::join!(client.connect(), accept) })
+            .await
+            .expect("it does not hang");
+        assert!(connected.is_ok() && !others.is_empty());
+    });
+}
