@@ -131,7 +131,7 @@ pub enum ErrorKind {
     Internal,
     /// The VM's hypervisor does not answer, or refuses (502).
     Vm,
-    /// The user has as many connections or watchers as one may have (503).
+    /// The user has as many connections, watchers or requests as one may have (503).
     Busy,
 }
 

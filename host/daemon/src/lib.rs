@@ -4,12 +4,14 @@
 //!   core/     what is decided: events in, commands out; no I/O, no threads, no clock
 //!   shell/    what surrounds it: threads that observe, and carry out what was decided
 //!   server/   the API server, on a thread of its own
+//!   fair/     shares of what clients cause
 //!   run.rs    puts them together
 //!   notify.rs tells the service manager how it is
 //! ```
 
 pub mod config;
 pub mod core;
+mod fair;
 mod notify;
 mod run;
 mod server;

@@ -4,8 +4,8 @@ use crate::{
     config::Config,
     notify::Notifier,
     server::{
-        ApiListener, ApiSocket, Context, Metrics, MetricsListener, Peer, PerUser, Placements, RecordsLock,
-        Rights, group_id, metrics_router, router,
+        ApiListener, ApiSocket, Client, Context, MetricsListener, RecordsLock, Rights, group_id,
+        metrics_router, router,
     },
     shell::{BackendFactory, Shell, inbox::Inbox},
 };
@@ -46,17 +46,10 @@ pub async fn run(
     let host = read_host_topology(&config.root).context("reading the host's topology")?;
     info!(nodes = host.nodes.len(), root = %config.root.display(), "host topology read");
     let inbox = Arc::new(Inbox::new().context("an eventfd")?);
-    let context = Context {
-        inbox: Arc::clone(&inbox),
-        root: config.root.clone(),
-        act_group: config.act_group.clone(),
-        watchers: PerUser::new(config.watchers_per_user),
-        placements: Arc::new(Placements::new(config.root.clone(), &config.records)),
-        metrics: Arc::new(Metrics::default()),
-    };
+    let context = Context::new(Arc::clone(&inbox), &config);
     let (path, connections) = (config.socket.clone(), config.connections_per_user);
     let metrics = match config.metrics {
-        Some(address) => Some(listen_for_metrics(address).await?),
+        Some(address) => Some(listen_for_metrics(address, &context).await?),
         None => None,
     };
     let nodes = host.nodes.len();
@@ -65,8 +58,8 @@ pub async fn run(
     let (core, core_ended) = start_core(move || shell.run())?;
     let (stopping, stopped) = watch::channel(false);
     let listener = UnixListener::from_std(listener).context("listening")?;
-    let listener = ApiListener::new(listener, rights, connections);
-    let service = router(context.clone()).into_make_service_with_connect_info::<Peer>();
+    let listener = ApiListener::new(listener, rights, connections, context.tolls.clone());
+    let service = router(context.clone()).into_make_service_with_connect_info::<Client>();
     let until_stopped = |mut stopped: watch::Receiver<bool>| async move {
         // An error says that the sender is gone, which is a stop as well.
         let _ = stopped.changed().await;
@@ -102,9 +95,10 @@ pub async fn run(
     Ok(outcome?)
 }
 
-async fn listen_for_metrics(address: SocketAddr) -> anyhow::Result<MetricsListener> {
+async fn listen_for_metrics(address: SocketAddr, context: &Context) -> anyhow::Result<MetricsListener> {
     let listener = TcpListener::bind(address).await;
-    Ok(MetricsListener::new(listener.with_context(|| format!("metrics.listen = {address}"))?))
+    let listener = listener.with_context(|| format!("metrics.listen = {address}"))?;
+    Ok(MetricsListener::new(listener, context.tolls.clone()))
 }
 
 /// The API server runs on the caller's thread and the core on another, so readers cannot delay the core. The second says when it

@@ -204,6 +204,46 @@ fn a_port_serves_metrics_and_nothing_else_and_bears_many_who_ask() {
     assert!(error.starts_with(&format!("metrics.listen = {address}: ")), "{error}");
 }
 
+/// As from another host.
+fn connect_from(source: Ipv4Addr, address: SocketAddr) -> TcpStream {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let stream = runtime.block_on(async {
+        let socket = tokio::net::TcpSocket::new_v4()?;
+        socket.bind((source, 0).into())?;
+        socket.connect(address).await?.into_std()
+    });
+    let stream = stream.expect("connected");
+    stream.set_nonblocking(false).expect("changed");
+    stream.set_read_timeout(Some(vnuma_test_kit::HANG_LIMIT / 2)).expect("a limit");
+    stream
+}
+
+/// They have the places of their address, for a minute.
+#[test]
+fn readers_that_stop_after_the_head_keep_no_other_address_waiting() {
+    let address = port();
+    let (_daemon, _threads) = with_a_vm("web", |config| config.metrics = Some(address));
+    let stop = |mut stream: TcpStream| {
+        let mut head = [0; 12];
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").expect("sent");
+        stream.read_exact(&mut head).expect("a head");
+        (stream, String::from_utf8_lossy(&head).into_owned())
+    };
+    let mut stopped: Vec<_> = (0..32).map(|_| stop(connect_from(Ipv4Addr::LOCALHOST, address))).collect();
+    assert!(stopped.iter().all(|(_, head)| head == "HTTP/1.1 200"));
+    let (head, body) = get(connect_from([127, 0, 0, 2].into(), address), "/metrics", OPEN);
+    assert!(head.starts_with("http/1.1 200") && body.ends_with("# EOF\n"), "{head}");
+    let (head, body) = of_port(address, "/metrics");
+    assert!(head.starts_with("http/1.1 503"), "{head}");
+    assert!(body.contains("127.0.0.1 has 32 connections to the metrics, and gets no more now"), "{body}");
+    // 64 in all.
+    stopped.extend((0..32).map(|_| stop(connect_from([127, 0, 0, 3].into(), address))));
+    let (head, _) = get(connect_from([127, 0, 0, 2].into(), address), "/metrics", OPEN);
+    assert!(head.starts_with("http/1.1 200"), "{head}");
+    drop(stopped);
+    wait_for("the places to be free", || of_port(address, "/metrics").0.starts_with("http/1.1 200"));
+}
+
 /// What is answered may be a second old, and the core is not asked again until then.
 #[test]
 fn who_asks_often_does_not_trouble_the_core() {

@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 use two_nodes::host;
 use vnuma_api as api;
 use vnuma_daemon::core::{
-    Core, ReplyTo,
+    Core, ReplyTo, Requester,
     event::{Ask, Command, Event, Outcome, Report, Request},
 };
 use vnuma_model::{
@@ -287,6 +287,22 @@ fn bound_memory_is_described_before_anything_is_said_or_done() {
     let mut run = Run::new(MemoryPolicy::None);
     run.step(Event::Hypervisor(run.vm.1, Report::Silent("qom-get".into(), PID)));
     assert!(run.rehome(1).expect_err("refused").contains("not connected"));
+}
+
+#[test]
+fn who_may_only_look_pays_for_the_description() {
+    for payer in [None, Some(Party::User(7))] {
+        let mut run = Run::new(MemoryPolicy::None);
+        run.pass(60);
+        let to = asked().0.of(Requester::default().paid_by(payer));
+        let wanted = Event::Requested(51, Request::ShowRehome("a".into(), to));
+        let commands = run.core.step(run.now_ns + 1000, [wanted]);
+        let payers = commands.iter().filter_map(|command| match command {
+            Command::Describe(_, payer) => Some(*payer),
+            _ => None,
+        });
+        assert_eq!(payers.collect::<Vec<_>>(), [payer]);
+    }
 }
 
 fn wish(node: u32) -> RehomeWish {

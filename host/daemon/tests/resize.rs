@@ -8,11 +8,11 @@ mod gib_nodes;
 mod two_nodes;
 
 use asked::asked;
-use std::collections::VecDeque;
+use std::{collections::VecDeque, sync::Arc};
 use two_nodes::host;
 use vnuma_api as api;
 use vnuma_daemon::core::{
-    Core, ReplyTo,
+    Core, ReplyTo, Requester,
     event::{Ask, Command, Event, Outcome, Report, Request},
 };
 use vnuma_hypervisor::VmError;
@@ -247,6 +247,23 @@ fn what_cannot_be_is_refused_and_nothing_is_asked() {
     run.step(Event::Hypervisor(run.vm.1, Report::Silent("qom-get".into(), PID)));
     assert!(run.resize(1026).expect_err("refused").contains("not connected"));
     assert!(run.asked.is_empty());
+}
+
+/// A VM is described before its size is changed.
+#[test]
+fn a_change_whose_client_goes_before_it_is_begun_is_not_begun() {
+    for stays in [true, false] {
+        let (mut run, here) = (by_hand(), Arc::new(()));
+        let wish = ResizeWish { guest_node: 1, size: WantedSize::Fixed(1536 * MIB), dry_run: false };
+        let (to, answer) = asked::<api::Sizes>();
+        let wanted = Request::Resize("a".into(), wish, to.of(Requester::with(&here)));
+        run.now_ns += 1000;
+        let commands = run.core.step(run.now_ns, [Event::Requested(50, wanted)]);
+        assert!(commands.iter().any(|command| matches!(command, Command::Describe(..))));
+        let _here = stays.then_some(here);
+        run.step(Event::Hypervisor(run.vm.1, Report::Described(run.description.clone())));
+        assert_eq!((run.asked.len(), answer.try_recv().is_ok()), (usize::from(stays), stays));
+    }
 }
 
 #[test]

@@ -12,6 +12,7 @@ use nix::{libc, unistd::Group};
 use serde_json::{Value, json};
 use std::{
     fs::{Permissions, set_permissions},
+    io::Write,
     os::unix::{fs::MetadataExt, fs::PermissionsExt, net::UnixStream},
     path::Path,
     sync::atomic::{AtomicBool, Ordering},
@@ -174,4 +175,35 @@ fn readers_without_pause_keep_no_move_from_being_published() {
     });
     println!("{} answers", answers.iter().sum::<u32>());
     assert!(answers.iter().all(|&answers| answers > 0), "{answers:?}");
+}
+
+#[test]
+fn a_user_who_asks_and_goes_keeps_no_other_user_waiting() {
+    let daemon = Daemon::start();
+    open_to_all(&daemon.socket);
+    let stop = AtomicBool::new(false);
+    let ask_and_go = || {
+        while !stop.load(Ordering::Relaxed) {
+            let mut stream = UnixStream::connect(&daemon.socket).expect("connected");
+            // It may be refused.
+            let _ = stream.write_all(b"GET /v1/capacity HTTP/1.1\r\nHost: x\r\n\r\n");
+        }
+    };
+    thread::scope(|scope| {
+        let others: Vec<_> = (0..2).map(|_| scope.spawn(|| as_user(STRANGER, &[], ask_and_go))).collect();
+        // Unwinding would wait for the others.
+        let answers = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            for _ in 0..50 {
+                assert_eq!(ask(&daemon.socket, "GET", "/v1/capacity", "").0, 200);
+            }
+        }));
+        stop.store(true, Ordering::Relaxed);
+        others.into_iter().for_each(|other| other.join().expect("no panic"));
+        answers.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    });
+    let limited = ask(&daemon.socket, "GET", "/v1/daemon", "").1["limited"].clone();
+    assert!(
+        limited.as_array().is_some_and(|all| all.iter().all(|of| of["party"] == "user 65534")),
+        "{limited}"
+    );
 }

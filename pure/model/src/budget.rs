@@ -20,8 +20,10 @@ pub enum Work {
     HypervisorEvents,
     /// A line is logged about what a party did.
     LogLines,
-    /// A request of the API is served.
+    /// The core's thread is asked for something: once for a request of the API, and once more for each VM of a list.
     Requests,
+    /// Files of the host are read for a request of the API.
+    HostReadings,
     /// A client connects.
     Connections,
 }
@@ -35,8 +37,9 @@ impl Work {
             Self::HypervisorEvents => Rate::new(100, 1000),
             // A line is ten of these.
             Self::LogLines => Rate::new(1, 200),
-            Self::Requests => Rate::new(200, 1000),
-            Self::Connections => Rate::new(50, 100),
+            Self::Requests => Rate::new(2000, 10_000),
+            Self::HostReadings => Rate::new(20, 200),
+            Self::Connections => Rate::new(200, 1000),
         }
     }
 

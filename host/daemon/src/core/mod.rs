@@ -56,7 +56,7 @@ mod vms;
 mod waiting;
 
 pub use refusal::{Refusal, sanitize};
-pub use reply::{Reply, ReplyTo};
+pub use reply::{Reply, ReplyTo, Requester};
 
 use event::{Command, Event, Level};
 use std::{collections::BTreeMap, time::Duration};
@@ -231,6 +231,7 @@ impl Core {
 
     /// Repairs what a lost event has left wrong.
     fn resync(&mut self) {
+        self.waiting.forget_gone();
         self.look_at_unread();
         self.describe_unbound();
         self.describe_leaving();

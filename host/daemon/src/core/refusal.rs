@@ -117,6 +117,10 @@ pub enum Refusal {
     Forbidden { act: &'static str, who: String, uid: u32 },
     #[error("user {uid} has {most} watchers, the most that one may have (api.watchers_per_user)")]
     Watchers { uid: u32, most: usize },
+    #[error("user {uid} has {has} watchers, and gets no more while other users have so many; try again")]
+    WatchersOfAll { uid: u32, has: usize },
+    #[error("{who} has {has} requests that wait for vnumad, the most that one may have now; try again")]
+    Requests { who: String, has: usize },
     #[error("too many requests wait for vnumad; try again")]
     Overloaded,
     #[error("vnumad is shutting down")]
@@ -141,7 +145,9 @@ impl Refusal {
             | Self::NoGuestNode { .. } => ErrorKind::NotFound,
             Self::Destination { .. } => ErrorKind::BadRequest,
             Self::Forbidden { .. } => ErrorKind::Forbidden,
-            Self::Watchers { .. } | Self::Overloaded => ErrorKind::Busy,
+            Self::Watchers { .. } | Self::WatchersOfAll { .. } | Self::Requests { .. } | Self::Overloaded => {
+                ErrorKind::Busy
+            }
             Self::Channel { .. }
             | Self::System { .. }
             | Self::Record { .. }
@@ -202,6 +208,7 @@ mod tests {
             (Refusal::Memory { vm: vm(), problem: "no backend".to_owned() }, ErrorKind::Vm),
             (Refusal::Forbidden { act: "attach", who: String::new(), uid: 7 }, ErrorKind::Forbidden),
             (Refusal::Watchers { uid: 7, most: 1 }, ErrorKind::Busy),
+            (Refusal::Requests { who: "user 7".to_owned(), has: 1 }, ErrorKind::Busy),
             (Refusal::ShuttingDown, ErrorKind::Internal),
             (Refusal::NoMigration { vm: vm() }, ErrorKind::NotFound),
             (Refusal::Waits { vm: vm() }, ErrorKind::Conflict),

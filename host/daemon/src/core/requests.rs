@@ -52,7 +52,10 @@ impl Core {
             R::SetMemoryPolicy(name, policy, to) => {
                 self.take(to, |core| core.set_memory_policy(&name, policy), Self::memory_of);
             }
-            R::ShowRehome(name, to) => self.take(to, |core| core.want_rehome_shown(&name, None), rehome_of),
+            R::ShowRehome(name, to) => {
+                let payer = to.requester.payer;
+                self.take(to, |core| core.want_rehome_shown(&name, payer), rehome_of);
+            }
             R::Rehome(name, wish, to) => match self.check_rehome(&name, &wish) {
                 Ok(id) => self.describe_first(id, Then::Rehome(wish, Some(to))),
                 Err(refusal) => self.answer(to, |_| Err(refusal)),

@@ -4,7 +4,10 @@ use super::Core;
 use std::collections::{BTreeMap, BTreeSet};
 use vnuma_model::{CpuId, GuestNode, HostNodeId};
 use vnuma_placement::{BASE_PAGE_BYTES, Claim, Promise};
-use vnuma_policy::world::Vm;
+use vnuma_policy::world::{Vm, VmId};
+
+/// VMs that are looked at in one request.
+pub(crate) const AT_ONCE: usize = 64;
 
 /// What a VM has of the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,9 +23,11 @@ pub(crate) struct VmUse {
 }
 
 impl Core {
-    /// What each known VM has of the host.
-    pub(crate) fn uses(&self) -> Vec<VmUse> {
-        self.world.iter().filter_map(|(_, managed)| managed.vm.as_ref()).map(of).collect()
+    /// What each of the next known VMs has of the host: of [`AT_ONCE`] after this one, as events wait meanwhile.
+    pub(crate) fn uses(&self, after: Option<VmId>) -> Vec<(VmId, VmUse)> {
+        let known = self.world.iter().filter_map(|(id, managed)| Some((id, managed.vm.as_ref()?)));
+        let next = known.skip_while(|(id, _)| after.is_some_and(|after| *id <= after));
+        next.take(AT_ONCE).map(|(id, vm)| (id, of(vm))).collect()
     }
 }
 

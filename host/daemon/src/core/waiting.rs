@@ -6,13 +6,16 @@ use super::{
     Core,
     event::Level,
     refusal::Refusal,
-    reply::{Reply, ReplyTo},
+    reply::{Reply, ReplyTo, Requester},
 };
 use vnuma_api as api;
 use vnuma_policy::world::{RehomeWish, RequestId, ResizeWish, VmId};
 
 /// An answer that is due: it shows things as they are when it is given, or says why not.
-pub(super) struct Due(Box<Show>);
+pub(super) struct Due {
+    show: Box<Show>,
+    requester: Requester,
+}
 
 type Show = dyn FnOnce(Result<&Core, Refusal>) -> Reply + Send;
 
@@ -21,11 +24,12 @@ impl Due {
         to: ReplyTo<T>,
         show: impl FnOnce(&Core) -> Result<T, Refusal> + Send + 'static,
     ) -> Self {
-        Self(Box::new(move |core| to.with(core.and_then(show))))
+        let requester = to.requester.clone();
+        Self { show: Box::new(move |core| to.with(core.and_then(show))), requester }
     }
 
     pub(super) fn reply(self, core: Result<&Core, Refusal>) -> Reply {
-        (self.0)(core)
+        (self.show)(core)
     }
 }
 
@@ -67,6 +71,17 @@ impl Then {
     pub(super) fn is_a_policys(&self) -> bool {
         matches!(self, Self::Rehome(_, None))
     }
+
+    /// Does it wait for the answer no more, who asked?
+    fn is_in_vain(&self) -> bool {
+        match self {
+            Self::Answer(due) => due.requester.has_gone(),
+            Self::Rehome(_, Some(to)) => to.requester.has_gone(),
+            Self::Resize(_, to) => to.requester.has_gone(),
+            // A policy stays.
+            Self::Rehome(_, None) => false,
+        }
+    }
 }
 
 /// A request that waits.
@@ -88,19 +103,26 @@ impl Waiting {
     }
 }
 
-/// All that wait, in the order in which they came.
+/// All that wait, in the order in which they came. One whose client has gone is as if it had not come.
 #[derive(Default)]
 pub(super) struct WaitingList(Vec<Waiting>);
 
 impl WaitingList {
     /// Does anything of a VM wait for this?
     pub(super) fn has(&self, vm: VmId, until: Until) -> bool {
-        self.0.iter().any(|waiting| (waiting.vm, waiting.until) == (vm, until))
+        let waits = |waiting: &Waiting| (waiting.vm, waiting.until) == (vm, until);
+        self.0.iter().any(|waiting| waits(waiting) && !waiting.then.is_in_vain())
     }
 
     /// Takes out those for which this holds.
     pub(super) fn take_if(&mut self, mut holds: impl FnMut(&Waiting) -> bool) -> Vec<Waiting> {
-        self.0.extract_if(.., |waiting| holds(waiting)).collect()
+        let taken = self.0.extract_if(.., |waiting| holds(waiting));
+        taken.filter(|waiting| !waiting.then.is_in_vain()).collect()
+    }
+
+    /// Forgets those whose clients have gone, which may wait for something that never comes.
+    pub(super) fn forget_gone(&mut self) {
+        self.0.retain(|waiting| !waiting.then.is_in_vain());
     }
 
     /// Takes out what waits for this.

@@ -2,17 +2,20 @@
 
 use super::{
     caught::caught,
-    context::{BODY_LIMIT, Context, Failure, ask},
+    context::{Asker, BODY_LIMIT, Client, Context, Failure, ask},
     listener::ApiListener,
     metrics::{__path_metrics, metrics},
     openapi::{__path_openapi, Base, openapi},
     placements::{PlacementError, Placements},
-    rights::Peer,
     serve::{Input, serve},
     streams::{__path_record, __path_watch, record, watch},
 };
 use crate::{
-    core::{Refusal, ReplyTo, event::Request, uses::VmUse},
+    core::{
+        Refusal, ReplyTo,
+        event::Request,
+        uses::{AT_ONCE, VmUse},
+    },
     shell::inbox::ApiRequest,
 };
 use axum::{
@@ -36,9 +39,9 @@ use vnuma_api::{
 use vnuma_observe::{location::monotonic_ns, read_host_topology};
 use vnuma_policy::world::{RehomeWish, ResizeWish, WantedSize};
 
-impl Connected<IncomingStream<'_, ApiListener>> for Peer {
+impl Connected<IncomingStream<'_, ApiListener>> for Client {
     fn connect_info(stream: IncomingStream<'_, ApiListener>) -> Self {
-        stream.io().peer
+        stream.io().of.clone()
     }
 }
 
@@ -46,16 +49,16 @@ impl Connected<IncomingStream<'_, ApiListener>> for Peer {
 pub(super) fn routes() -> OpenApiRouter<Context> {
     OpenApiRouter::with_openapi(Base::openapi())
         .routes(serve::<op::Hardware, _, _>(hardware))
-        .routes(serve::<op::Devices, _, _>(async |context, (), ()| {
-            with_placements(&context, |placements, uses, now_ns| placements.devices(uses, now_ns)).await
+        .routes(serve::<op::Devices, _, _>(async |asker, (), ()| {
+            with_placements(&asker, |placements, uses, now_ns| placements.devices(uses, now_ns)).await
         }))
-        .routes(serve::<op::Capacity, _, _>(async |context, (), ()| {
-            with_placements(&context, |placements, uses, now_ns| placements.capacity(uses, now_ns)).await
+        .routes(serve::<op::Capacity, _, _>(async |asker, (), ()| {
+            with_placements(&asker, |placements, uses, now_ns| placements.capacity(uses, now_ns)).await
         }))
-        .routes(serve::<op::Daemon, _, _>(async |context, (), ()| ask(&context, ApiRequest::Daemon).await))
-        .routes(serve::<op::List, _, _>(async |context, (), ()| each(&context, ApiRequest::Show).await))
-        .routes(serve::<op::Show, _, _>(async |context, vm, ()| {
-            Ok(ask(&context, |reply| ApiRequest::Show(vm, reply)).await??)
+        .routes(serve::<op::Daemon, _, _>(async |asker, (), ()| ask(&asker, ApiRequest::Daemon).await))
+        .routes(serve::<op::List, _, _>(async |asker, (), ()| each(&asker, ApiRequest::Show).await))
+        .routes(serve::<op::Show, _, _>(async |asker, vm, ()| {
+            Ok(ask(&asker, |reply| ApiRequest::Show(vm, reply)).await??)
         }))
         .routes(of_core::<op::Attach>(|vm, body, to| {
             let on_arrival = body.is_some_and(|body| body.on_arrival);
@@ -66,11 +69,9 @@ pub(super) fn routes() -> OpenApiRouter<Context> {
             Ok(Request::Move(vm, vcpu, node, to))
         }))
         .routes(of_core::<op::Replug>(|vm, ReplugRequest { vcpu }, to| Ok(Request::Replug(vm, vcpu, to))))
-        .routes(serve::<op::Policies, _, _>(async |context, (), ()| {
-            each(&context, ApiRequest::Scheduling).await
-        }))
-        .routes(serve::<op::ShowPolicy, _, _>(async |context, vm, ()| {
-            Ok(ask(&context, |reply| ApiRequest::Scheduling(vm, reply)).await??)
+        .routes(serve::<op::Policies, _, _>(async |asker, (), ()| each(&asker, ApiRequest::Scheduling).await))
+        .routes(serve::<op::ShowPolicy, _, _>(async |asker, vm, ()| {
+            Ok(ask(&asker, |reply| ApiRequest::Scheduling(vm, reply)).await??)
         }))
         .routes(of_core::<op::SetPolicy>(|vm, PolicyRequest { policy }, to| {
             Ok(Request::SetPolicy(vm, known(policy.parse())?, to))
@@ -94,15 +95,15 @@ pub(super) fn routes() -> OpenApiRouter<Context> {
             Ok(Request::Migrate(vm, destination, post_copy, to))
         }))
         .routes(of_core::<op::CancelMigration>(|vm, (), to| Ok(Request::CancelMigration(vm, to))))
-        .routes(serve::<op::Placements, _, _>(async |context, (), ()| {
-            with_placements(&context, |placements, uses, now_ns| placements.list(uses, now_ns)).await
+        .routes(serve::<op::Placements, _, _>(async |asker, (), ()| {
+            with_placements(&asker, |placements, uses, now_ns| placements.list(uses, now_ns)).await
         }))
-        .routes(serve::<op::Place, _, _>(async |context, (), wanted| {
-            with_placements(&context, move |placements, uses, now_ns| placements.place(uses, &wanted, now_ns))
+        .routes(serve::<op::Place, _, _>(async |asker, (), wanted| {
+            with_placements(&asker, move |placements, uses, now_ns| placements.place(uses, &wanted, now_ns))
                 .await
         }))
-        .routes(serve::<op::Release, _, _>(async |context, vm, ()| {
-            with_placements(&context, move |placements, uses, now_ns| placements.release(uses, &vm, now_ns))
+        .routes(serve::<op::Release, _, _>(async |asker, vm, ()| {
+            with_placements(&asker, move |placements, uses, now_ns| placements.release(uses, &vm, now_ns))
                 .await
         }))
         .routes(routes!(record))
@@ -132,23 +133,25 @@ where
     O: for<'a> Operation<Subject<'a> = &'a str> + 'static,
     O::Input: Input,
 {
-    serve::<O, _, _>(move |context, vm, input| async move {
-        let (reply, answer) = oneshot::channel();
+    serve::<O, _, _>(move |asker, vm, input| async move {
+        let ((reply, answer), ticket) = (oneshot::channel(), asker.ticket());
+        let requester = ticket.requester.clone();
         // A client that is gone is no error.
-        let wanted = request(vm, input, ReplyTo::new(|answer| drop(reply.send(answer))))?;
-        context.inbox.request(ApiRequest::Act(wanted))?;
+        let give = |answer| drop((reply.send(answer), ticket));
+        let wanted = request(vm, input, ReplyTo::new(give).of(requester))?;
+        asker.request(ApiRequest::Act(wanted)).await?;
         Ok(answer.await.map_err(|_| Refusal::ShuttingDown)??)
     })
 }
 
 /// Asks for each VM. One request for each, so that the core can handle events in between.
 async fn each<T>(
-    context: &Context,
+    asker: &Asker,
     of: fn(String, oneshot::Sender<Result<T, Refusal>>) -> ApiRequest,
 ) -> Result<Vec<T>, Failure> {
     let mut all = Vec::new();
-    for name in ask(context, ApiRequest::Names).await? {
-        match ask(context, |reply| of(name, reply)).await? {
+    for name in ask(asker, ApiRequest::Names).await? {
+        match ask(asker, |reply| of(name, reply)).await? {
             Ok(shown) => all.push(shown),
             // The VM is gone by now.
             Err(Refusal::NoVm(_) | Refusal::Ended { .. }) => {}
@@ -158,9 +161,23 @@ async fn each<T>(
     Ok(all)
 }
 
-async fn hardware(context: Context, (): (), (): ()) -> Result<HostTopology, Failure> {
-    let read = tokio::task::spawn_blocking(move || read_host_topology(&context.root)).await;
-    Ok(read.map_err(|_| Refusal::ShuttingDown)?.map_err(Refusal::from)?)
+async fn hardware(asker: Asker, (): (), (): ()) -> Result<HostTopology, Failure> {
+    let (job, root) = (asker.job().await, asker.context.root.clone());
+    Ok(asker.run(job, move || read_host_topology(&root)).await?.map_err(Refusal::from)?)
+}
+
+/// What all VMs have of the host. One request for some of them at a time, so that the core can handle events in between.
+async fn uses(asker: &Asker) -> Result<Vec<VmUse>, Failure> {
+    let (mut all, mut after) = (Vec::new(), None);
+    loop {
+        let some = ask(asker, |reply| ApiRequest::Uses(after, reply)).await?;
+        let ends = some.len() < AT_ONCE;
+        after = some.last().map(|(id, _)| *id);
+        all.extend(some.into_iter().map(|(_, of)| of));
+        if ends {
+            return Ok(all);
+        }
+    }
 }
 
 /// A policy that is known by this name.
@@ -180,13 +197,12 @@ fn wanted_size(body: ResizeRequest) -> Result<ResizeWish, Failure> {
 
 /// What has to do with reservations: it knows which VMs there are, and may wait for files.
 async fn with_placements<T: Send + 'static>(
-    context: &Context,
+    asker: &Asker,
     run: impl FnOnce(&Placements, &[VmUse], u64) -> Result<T, PlacementError> + Send + 'static,
 ) -> Result<T, Failure> {
-    let uses = ask(context, ApiRequest::Uses).await?;
-    let placements = Arc::clone(&context.placements);
-    let done = tokio::task::spawn_blocking(move || run(&placements, &uses, monotonic_ns())).await;
-    Ok(done.map_err(|_| Refusal::ShuttingDown)??)
+    let job = asker.job().await;
+    let (uses, placements) = (uses(asker).await?, Arc::clone(&asker.context.placements));
+    Ok(asker.run(job, move || run(&placements, &uses, monotonic_ns())).await??)
 }
 
 async fn unknown(request: axum::extract::Request) -> Failure {

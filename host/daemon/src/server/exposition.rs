@@ -4,6 +4,7 @@ use crate::{
     core::Refusal,
     shell::totals::{BOUNDS_S, Latencies, Totals, VmTotals},
 };
+use axum::body::Bytes;
 use prometheus_client::{
     encoding::{EncodeMetric, MetricEncoder, NoLabelSet, prometheus_text, text},
     metrics::{MetricType, counter::Counter, family::Family, gauge::Gauge, info::Info},
@@ -32,13 +33,13 @@ pub(crate) struct Snapshot {
     pub(crate) totals: Totals,
 }
 
-/// The same in both formats.
-#[derive(Debug)]
+/// The same in both formats, which all answers share.
+#[derive(Clone, Debug)]
 pub(crate) struct Exposition {
     /// OpenMetrics 1.0.
-    pub(crate) open: String,
+    pub(crate) open: Bytes,
     /// Prometheus' text format 0.0.4.
-    pub(crate) plain: String,
+    pub(crate) plain: Bytes,
 }
 
 /// Name, help and value of a metric.
@@ -90,7 +91,7 @@ impl Snapshot {
         let (mut open, mut plain) = (String::new(), String::new());
         text::encode(&mut open, &registry)?;
         prometheus_text::encode(&mut plain, &registry)?;
-        Ok(Exposition { open, plain })
+        Ok(Exposition { open: open.into(), plain: plain.into() })
     }
 
     fn shown(&self) -> impl Iterator<Item = &Vm> {
@@ -331,28 +332,31 @@ impl Snapshot {
 const FRESH: Duration = Duration::from_secs(1);
 
 /// What was gathered last.
-#[derive(Debug, Default)]
-pub(crate) struct Metrics(Mutex<Option<(Instant, Arc<Exposition>)>>);
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Metrics(Arc<Mutex<Option<(Instant, Exposition)>>>);
 
 impl Metrics {
-    /// A request that comes while another one gathers waits for that.
-    pub(super) async fn get<E: From<Refusal>>(
+    /// A request that comes while another one gathers waits for that. What was begun is ended also when the client that it was begun
+    /// for has gone: clients that ask and go would have vnumad begin again and again.
+    pub(super) async fn get<E: From<Refusal> + Send + 'static>(
         &self,
-        gather: impl Future<Output = Result<Snapshot, E>>,
-    ) -> Result<Arc<Exposition>, E> {
-        let mut last = self.0.lock().await;
+        gather: impl Future<Output = Result<Snapshot, E>> + Send + 'static,
+    ) -> Result<Exposition, E> {
+        let mut last = Arc::clone(&self.0).lock_owned().await;
         if let Some((at, exposition)) = &*last
             && at.elapsed() < FRESH
         {
-            return Ok(Arc::clone(exposition));
+            return Ok(exposition.clone());
         }
-        let snapshot = gather.await?;
-        // Hundreds of VMs are many lines: not on the thread that serves the others.
-        let text = tokio::task::spawn_blocking(move || snapshot.text()).await;
-        let exposition = text.map_err(|_| Refusal::ShuttingDown)?.map_err(|_| Refusal::ShuttingDown)?;
-        let exposition = Arc::new(exposition);
-        *last = Some((Instant::now(), Arc::clone(&exposition)));
-        Ok(exposition)
+        let gathered = tokio::spawn(async move {
+            let snapshot = gather.await?;
+            // Hundreds of VMs are many lines: not on the thread that serves the others.
+            let text = tokio::task::spawn_blocking(move || snapshot.text()).await;
+            let exposition = text.map_err(|_| Refusal::ShuttingDown)?.map_err(|_| Refusal::ShuttingDown)?;
+            *last = Some((Instant::now(), exposition.clone()));
+            Ok(exposition)
+        });
+        gathered.await.map_err(|_| Refusal::ShuttingDown)?
     }
 }
 
@@ -413,7 +417,8 @@ mod tests {
     }
 
     fn lines(snapshot: &Snapshot) -> Vec<String> {
-        snapshot.text().expect("text").plain.lines().map(str::to_owned).collect()
+        let text = snapshot.text().expect("text");
+        str::from_utf8(&text.plain).expect("UTF-8").lines().map(str::to_owned).collect()
     }
 
     #[test]

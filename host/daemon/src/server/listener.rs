@@ -1,34 +1,20 @@
 //! Connections of the API: credentials of the peer, and the limit for each user.
 
 use super::{
-    limits::{PerUser, Permit},
+    context::Client,
+    guarded::Guarded,
+    refused::Refused,
     rights::{Peer, Rights},
 };
+use crate::fair::{Permits, Room, Tolls};
 use axum::serve::Listener;
-use std::{
-    io,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{io, sync::Arc, time::Duration};
 use tokio::{
-    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf},
     net::{UnixListener, UnixStream, unix::SocketAddr},
-    sync::{OwnedSemaphorePermit, Semaphore},
-    time::{sleep, timeout},
+    time::sleep,
 };
 use tracing::{debug, error};
-use vnuma_api::{ApiError, ErrorKind};
-
-/// Refusals answered at a time. Further connections are closed without an answer.
-const REFUSALS: usize = 16;
-
-/// Time for a client to send its request and read the refusal.
-const REFUSAL_LIMIT: Duration = Duration::from_secs(2);
-
-/// At most this much of a refused request is read.
-const REQUEST_LIMIT: usize = 8192;
+use vnuma_model::{Party, Work};
 
 /// Pause after an error that is not of one connection, such as too many open files.
 const ERROR_PAUSE: Duration = Duration::from_secs(1);
@@ -37,21 +23,37 @@ const ERROR_PAUSE: Duration = Duration::from_secs(1);
 pub(crate) struct ApiListener {
     listener: UnixListener,
     rights: Rights,
-    connections: PerUser,
-    refusals: Arc<Semaphore>,
+    connections: Permits,
+    refused: Refused,
+    tolls: Tolls,
 }
 
 impl ApiListener {
-    pub(crate) fn new(listener: UnixListener, rights: Rights, connections_per_user: usize) -> Self {
-        let connections = PerUser::new(connections_per_user);
-        Self { listener, rights, connections, refusals: Arc::new(Semaphore::new(REFUSALS)) }
+    pub(crate) fn new(listener: UnixListener, rights: Rights, per_user: usize, tolls: Tolls) -> Self {
+        let connections = Permits::new(Room::for_parties_of(per_user));
+        Self { listener, rights, connections, refused: Refused::default(), tolls }
     }
 
-    fn refuse(&self, stream: UnixStream, peer: Peer) {
+    fn refuse(&self, stream: UnixStream, Peer { uid, .. }: Peer, has: usize) {
         let most = self.connections.most();
-        debug!(uid = peer.uid, most, "a connection is refused");
-        if let Ok(permit) = Arc::clone(&self.refusals).try_acquire_owned() {
-            tokio::spawn(timeout(REFUSAL_LIMIT, reject_503(stream, peer.uid, most, permit)));
+        debug!(uid, has, "a connection is refused");
+        self.refused.tell(stream, Party::User(uid), || match has < most {
+            true => format!(
+                "user {uid} has {has} connections to vnumad, and gets no more while other users have so many"
+            ),
+            false => format!(
+                "user {uid} has {most} connections to vnumad, the most that one may have (api.connections_per_user)"
+            ),
+        });
+    }
+
+    /// What is waited for before a connection is read. Those who could stop vnumad need not pay.
+    fn toll(&self, peer: Peer) -> impl Future<Output = ()> + Send + 'static {
+        let toll = self.tolls.clone().pay(Work::Connections, Party::User(peer.uid), 1);
+        async move {
+            if !peer.is_trusted() {
+                toll.await;
+            }
         }
     }
 }
@@ -72,9 +74,12 @@ impl Listener for ApiListener {
                 }
             };
             let peer = self.rights.of(&stream);
-            match self.connections.take(peer.uid) {
-                Some(permit) => return (Connection { stream, peer, _permit: permit }, address),
-                None => self.refuse(stream, peer),
+            match self.connections.take(Party::User(peer.uid)) {
+                Ok(held) => {
+                    let client = Client { peer, held: Arc::new(held) };
+                    return (Guarded::new(stream, client, self.toll(peer)), address);
+                }
+                Err(has) => self.refuse(stream, peer, has),
             }
         }
     }
@@ -84,74 +89,10 @@ impl Listener for ApiListener {
     }
 }
 
-fn is_of_the_client(error: &io::Error) -> bool {
+/// Did the client go before it was accepted?
+pub(super) fn is_of_the_client(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset)
 }
 
-/// Answers any request with a refusal. The request is read first: to the client a connection that is closed with unread
-/// data looks broken.
-async fn reject_503(mut stream: UnixStream, uid: u32, most: usize, _permit: OwnedSemaphorePermit) {
-    let mut request = Vec::new();
-    let ended = |request: &[u8]| request.windows(4).any(|end| end == b"\r\n\r\n");
-    while !ended(&request) && request.len() < REQUEST_LIMIT {
-        if !matches!(stream.read_buf(&mut request).await, Ok(length) if length > 0) {
-            return;
-        }
-    }
-    let message = format!(
-        "user {uid} has {most} connections to vnumad, the most that one may have (api.connections_per_user)"
-    );
-    let error = ApiError { error: ErrorKind::Busy, message };
-    let body = serde_json::to_string(&error).unwrap_or_default();
-    let head = "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nConnection: close";
-    let answer = format!("{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len());
-    // A client that has gone needs no answer.
-    let _ = stream.write_all(answer.as_bytes()).await;
-}
-
-/// A connection, counted for its user until it is dropped.
-pub(crate) struct Connection {
-    stream: UnixStream,
-    pub(crate) peer: Peer,
-    _permit: Permit,
-}
-
-impl AsyncRead for Connection {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(context, buffer)
-    }
-}
-
-impl AsyncWrite for Connection {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(context, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        pieces: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(context, pieces)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-}
+/// A connection, counted for its user until it is dropped and all that its requests have begun is over.
+pub(crate) type Connection = Guarded<UnixStream, Client>;

@@ -2,11 +2,17 @@
 
 use super::{
     caught::caught,
-    context::{Context, Failure, ask},
+    context::{Asker, Context, Failure, ask},
     exposition::Snapshot,
+    guarded::Guarded,
+    listener::is_of_the_client,
     openapi::Failures,
+    refused::Refused,
 };
-use crate::shell::inbox::ApiRequest;
+use crate::{
+    fair::{Permit, Permits, Room, Tolls},
+    shell::inbox::ApiRequest,
+};
 use axum::{
     Router,
     extract::State,
@@ -19,23 +25,19 @@ use axum::{
 use prometheus_client::encoding::prometheus_text;
 use std::{
     io,
-    net::SocketAddr,
-    pin::Pin,
-    sync::Arc,
-    task::{self, Poll},
+    net::{IpAddr, Ipv6Addr, SocketAddr},
     time::Duration,
 };
 use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
-    sync::{OwnedSemaphorePermit, Semaphore},
-    time::{Sleep, sleep},
+    time::sleep,
 };
 use tracing::error;
 use vnuma_api::METRICS;
+use vnuma_model::{Party, Work};
 
-/// Connections to the port at a time. Further ones wait to be accepted.
-const CONNECTIONS: usize = 32;
+/// Connections to the port at a time, of one address and of all. Further ones are refused.
+const CONNECTIONS: Room = Room { of_one: 32, of_all: 256 };
 
 /// A connection to the port is closed after this time.
 const CONNECTION_LIMIT: Duration = Duration::from_secs(60);
@@ -46,16 +48,17 @@ const ERROR_PAUSE: Duration = Duration::from_secs(1);
 /// `Content-Type` of OpenMetrics.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-async fn gather(context: &Context) -> Result<Snapshot, Failure> {
-    let daemon = ask(context, ApiRequest::Daemon).await?;
+async fn gather(asker: Asker) -> Result<Snapshot, Failure> {
+    let asker = &asker;
+    let daemon = ask(asker, ApiRequest::Daemon).await?;
     let (mut vms, mut scheduling) = (Vec::new(), Vec::new());
     // One request for each VM, so that the core can handle events in between.
-    for name in ask(context, ApiRequest::Names).await? {
+    for name in ask(asker, ApiRequest::Names).await? {
         // A VM that is gone by now, or has no vCPUs to schedule, is no error.
-        vms.extend(ask(context, |reply| ApiRequest::Show(name.clone(), reply)).await?.ok());
-        scheduling.extend(ask(context, |reply| ApiRequest::Scheduling(name, reply)).await?.ok());
+        vms.extend(ask(asker, |reply| ApiRequest::Show(name.clone(), reply)).await?.ok());
+        scheduling.extend(ask(asker, |reply| ApiRequest::Scheduling(name, reply)).await?.ok());
     }
-    let totals = ask(context, ApiRequest::Totals).await?;
+    let totals = ask(asker, ApiRequest::Totals).await?;
     Ok(Snapshot { daemon, vms, scheduling, totals })
 }
 
@@ -74,12 +77,12 @@ pub(super) async fn metrics(
     State(context): State<Context>,
     headers: HeaderMap,
 ) -> Result<impl IntoResponse, Failure> {
-    let exposition = context.metrics.get(gather(&context)).await?;
+    let exposition = context.metrics.get(gather(Asker::own(context.clone()))).await?;
     let accepts = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or("");
     let answer = if accepts(ACCEPT).contains("application/openmetrics-text") {
-        ([(CONTENT_TYPE, OPEN_METRICS)], exposition.open.clone())
+        ([(CONTENT_TYPE, OPEN_METRICS)], exposition.open)
     } else {
-        ([(CONTENT_TYPE, prometheus_text::CONTENT_TYPE)], exposition.plain.clone())
+        ([(CONTENT_TYPE, prometheus_text::CONTENT_TYPE)], exposition.plain)
     };
     Ok(answer)
 }
@@ -89,15 +92,25 @@ pub(crate) fn metrics_router(context: Context) -> Router {
     Router::new().route(METRICS, get(metrics)).layer(from_fn(caught)).with_state(context)
 }
 
-/// Accepts connections to the port, a bounded number at a time and for a bounded time.
+/// Whom an address belongs to. Of IPv6 a client has all that begin with the same 64 bits.
+fn party(address: IpAddr) -> Party {
+    Party::Address(match address.to_canonical() {
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & (u128::MAX << 64)).into(),
+        address => address,
+    })
+}
+
+/// Accepts connections to the port: a bounded number of each address at a time, for a bounded time.
 pub(crate) struct MetricsListener {
     listener: TcpListener,
-    connections: Arc<Semaphore>,
+    connections: Permits,
+    refused: Refused,
+    tolls: Tolls,
 }
 
 impl MetricsListener {
-    pub(crate) fn new(listener: TcpListener) -> Self {
-        Self { listener, connections: Arc::new(Semaphore::new(CONNECTIONS)) }
+    pub(crate) fn new(listener: TcpListener, tolls: Tolls) -> Self {
+        Self { listener, connections: Permits::new(CONNECTIONS), refused: Refused::default(), tolls }
     }
 }
 
@@ -107,27 +120,24 @@ impl Listener for MetricsListener {
 
     async fn accept(&mut self) -> (Scraper, SocketAddr) {
         loop {
-            // It fails only if the semaphore is closed, which never happens.
-            let Ok(permit) = Arc::clone(&self.connections).acquire_owned().await else {
-                sleep(ERROR_PAUSE).await;
-                continue;
-            };
-            match self.listener.accept().await {
-                Ok((stream, address)) => {
-                    return (
-                        Scraper { stream, until: Box::pin(sleep(CONNECTION_LIMIT)), _permit: permit },
-                        address,
-                    );
-                }
-                Err(error)
-                    if matches!(
-                        error.kind(),
-                        io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset
-                    ) => {}
+            let (stream, address) = match self.listener.accept().await {
+                Ok(accepted) => accepted,
+                Err(error) if is_of_the_client(&error) => continue,
                 Err(error) => {
                     error!(%error, "no connection to the port of the metrics can be accepted");
                     sleep(ERROR_PAUSE).await;
+                    continue;
                 }
+            };
+            let party = party(address.ip());
+            match self.connections.take(party) {
+                Ok(permit) => {
+                    let toll = self.tolls.clone().pay(Work::Connections, party, 1);
+                    return (Guarded::new(stream, permit, toll).within(CONNECTION_LIMIT), address);
+                }
+                Err(has) => self.refused.tell(stream, party, || {
+                    format!("{} has {has} connections to the metrics, and gets no more now", address.ip())
+                }),
             }
         }
     }
@@ -138,48 +148,18 @@ impl Listener for MetricsListener {
 }
 
 /// A connection to the port.
-pub(crate) struct Scraper {
-    stream: TcpStream,
-    until: Pin<Box<Sleep>>,
-    _permit: OwnedSemaphorePermit,
-}
+pub(crate) type Scraper = Guarded<TcpStream, Permit>;
 
-impl Scraper {
-    /// An error once its time is over.
-    fn in_time(&mut self, context: &mut task::Context<'_>) -> io::Result<()> {
-        match self.until.as_mut().poll(context) {
-            Poll::Ready(()) => Err(io::ErrorKind::TimedOut.into()),
-            Poll::Pending => Ok(()),
-        }
-    }
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-impl AsyncRead for Scraper {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut task::Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        self.in_time(context)?;
-        Pin::new(&mut self.stream).poll_read(context, buffer)
-    }
-}
-
-impl AsyncWrite for Scraper {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut task::Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        self.in_time(context)?;
-        Pin::new(&mut self.stream).poll_write(context, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut task::Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut task::Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
+    #[test]
+    fn a_client_of_ipv6_has_one_part_whatever_address_it_takes() {
+        let of = |text: &str| party(text.parse().expect("an address"));
+        assert_eq!(of("2001:db8::1"), of("2001:db8::ffff:0:0:1"));
+        assert_ne!(of("2001:db8::1"), of("2001:db8:0:1::1"));
+        assert_ne!(of("192.0.2.1"), of("192.0.2.2"));
+        assert_eq!(of("::ffff:192.0.2.1"), of("192.0.2.1"));
     }
 }

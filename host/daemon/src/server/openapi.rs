@@ -31,7 +31,7 @@ pub(super) enum Failures {
     /// The VM's hypervisor does not answer, or refuses.
     #[response(status = 502)]
     Vm(ApiError),
-    /// The user has as many connections or watchers as one may have.
+    /// The user has as many connections, watchers or requests as one may have.
     #[response(status = 503)]
     Busy(ApiError),
 }
@@ -43,7 +43,7 @@ pub(super) enum Refusals {
     /// The right to act is missing.
     #[response(status = 403)]
     Forbidden(ApiError),
-    /// The user has as many connections as one may have.
+    /// The user has as many connections or requests as one may have.
     #[response(status = 503)]
     Busy(ApiError),
 }

@@ -1,17 +1,18 @@
 //! A row of the API's table: an operation and its handler become a route, which checks the right first, and a description.
 
 use super::{
-    context::{BODY_LIMIT, Context, Failure},
+    context::{Asker, BODY_LIMIT, Client, Context, Failure},
     openapi::{Failures, Refusals},
-    rights::Peer,
 };
+use crate::fair::Lane;
 use axum::{
-    Json,
     body::Bytes,
     extract::{ConnectInfo, FromRequest, FromRequestParts, Path, Request, State},
+    http::header::CONTENT_TYPE,
+    response::{IntoResponse, Response},
     routing::{get, post},
 };
-use serde::de::DeserializeOwned;
+use serde::{Serialize, de::DeserializeOwned};
 use utoipa::{
     IntoResponses, PartialSchema, ToSchema,
     openapi::{
@@ -116,12 +117,14 @@ pub(super) fn serve<O, F, A>(handle: F) -> UtoipaMethodRouter<Context>
 where
     O: Operation + 'static,
     O::Input: Input,
-    F: Fn(Context, Named<O>, O::Input) -> A + Clone + Send + Sync + 'static,
+    F: Fn(Asker, Named<O>, O::Input) -> A + Clone + Send + Sync + 'static,
     A: Future<Output = Result<O::Output, Failure>> + Send + 'static,
 {
     let handler = async move |State(context): State<Context>, request: Request| {
-        let (subject, input) = understand::<O>(&context, request).await?;
-        Ok::<_, Failure>(Json(handle(context, subject, input).await?))
+        let (client, subject, input) = understand::<O>(&context, request).await?;
+        let asker = Asker::new(context, client);
+        let lane = if O::MANY { Some(asker.list().await) } else { None };
+        answer(&handle(asker, subject, input).await?, lane)
     };
     let (http, method) = match O::RIGHT {
         Right::Read => (HttpMethod::Get, get(handler)),
@@ -132,6 +135,24 @@ where
     (schemas, paths, method)
 }
 
+/// A body, with what is held until the client has taken it.
+struct Answer {
+    text: Vec<u8>,
+    _lane: Option<Lane>,
+}
+
+impl AsRef<[u8]> for Answer {
+    fn as_ref(&self) -> &[u8] {
+        &self.text
+    }
+}
+
+fn answer(of: &impl Serialize, lane: Option<Lane>) -> Result<Response, Failure> {
+    let text = serde_json::to_vec(of).map_err(|error| Failure::internal(error.to_string()))?;
+    let body = Bytes::from_owner(Answer { text, _lane: lane });
+    Ok(([(CONTENT_TYPE, "application/json")], body).into_response())
+}
+
 fn is_named<O: Operation>() -> bool {
     O::PATH.contains("{name}")
 }
@@ -140,14 +161,15 @@ fn is_named<O: Operation>() -> bool {
 async fn understand<O: Operation>(
     context: &Context,
     request: Request,
-) -> Result<(Named<O>, O::Input), Failure>
+) -> Result<(Client, Named<O>, O::Input), Failure>
 where
     O::Input: Input,
 {
     let (mut parts, body) = request.into_parts();
-    let peer = ConnectInfo::<Peer>::from_request_parts(&mut parts, context).await;
-    let ConnectInfo(peer) = peer.map_err(|_| Failure::bad_request("it is not known who asks".to_owned()))?;
-    peer.check(O::RIGHT, context.act_group.as_deref())?;
+    let client = ConnectInfo::<Client>::from_request_parts(&mut parts, context).await;
+    let ConnectInfo(client) =
+        client.map_err(|_| Failure::bad_request("it is not known who asks".to_owned()))?;
+    client.peer.check(O::RIGHT, context.act_group.as_deref())?;
     let name = match is_named::<O>() {
         false => String::new(),
         true => match Path::<String>::from_request_parts(&mut parts, context).await {
@@ -161,14 +183,14 @@ where
     let subject = <O::Subject<'static> as Subject>::owned(name);
     let Some(what) = O::Input::WHAT else {
         let nothing = O::Input::read(&[]).map_err(|error| Failure::bad_request(error.to_string()))?;
-        return Ok((subject, nothing));
+        return Ok((client, subject, nothing));
     };
     let body = Bytes::from_request(Request::from_parts(parts, body), context).await;
     let body =
         body.map_err(|_| Failure::bad_request(format!("the body is longer than {BODY_LIMIT} bytes")))?;
     let input = O::Input::read(&body)
         .map_err(|error| Failure::bad_request(format!("the body is no {what} request: {error}")))?;
-    Ok((subject, input))
+    Ok((client, subject, input))
 }
 
 /// Refers to a schema, which is described once.
@@ -208,4 +230,26 @@ where
         operation = operation.parameter(name);
     }
     PathsBuilder::new().path(O::PATH, PathItem::new(method, operation)).build()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fair::{Lanes, ROOT};
+    use std::{
+        pin::pin,
+        task::{Context, Poll, Waker},
+    };
+
+    #[test]
+    fn a_list_has_its_lane_until_it_is_taken() {
+        let lanes = Lanes::new(1);
+        let mut context = Context::from_waker(Waker::noop());
+        let mut enter = || pin!(lanes.enter(ROOT)).poll(&mut context);
+        let Poll::Ready(lane) = enter() else { panic!("it is free") };
+        let response = answer(&[1], Some(lane)).map_err(|_| "JSON").expect("an answer");
+        assert!(enter().is_pending());
+        drop(response);
+        assert!(enter().is_ready());
+    }
 }

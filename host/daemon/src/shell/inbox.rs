@@ -1,10 +1,13 @@
 //! The core's queue of messages and requests.
 
-use super::{capabilities::Capabilities, report, totals::Totals};
-use crate::core::{
-    Refusal,
-    event::{Event, Request},
-    uses::VmUse,
+use super::{capabilities::Capabilities, report, told::Told, totals::Totals};
+use crate::{
+    core::{
+        Refusal, Requester,
+        event::{Event, Request},
+        uses::VmUse,
+    },
+    fair::{FairQueue, Permit, ROOT, Room},
 };
 use nix::{
     poll::{PollFd, PollFlags, ppoll},
@@ -22,14 +25,18 @@ use std::{
 };
 use tokio::sync::{mpsc, oneshot};
 use vnuma_api as api;
-use vnuma_policy::world::{ConnectionId, TaskId};
+use vnuma_model::Party;
+use vnuma_policy::world::{ConnectionId, TaskId, VmId};
 use vnuma_process::Ledger;
 
 /// Capacity of the message queue. When it is full, a sender waits or counts its message as lost.
 const CAPACITY: usize = 4096;
 
-/// Capacity of the request queue.
-const REQUESTS: usize = 1024;
+/// Requests that wait.
+const REQUESTS: Room = Room { of_one: 1024, of_all: 8192 };
+
+/// Requests whose clients have gone that are passed over in one turn.
+const PASSED_OVER: usize = 64;
 
 /// Messages taken between two requests.
 const BATCH: usize = 256;
@@ -57,36 +64,67 @@ pub(crate) enum ApiRequest {
     Show(String, oneshot::Sender<Result<api::Vm, Refusal>>),
     /// How the vCPUs of a VM are scheduled.
     Scheduling(String, oneshot::Sender<Result<api::Scheduling, Refusal>>),
-    /// What VMs have of the host.
-    Uses(oneshot::Sender<Vec<VmUse>>),
+    /// What the next VMs after this one have of the host.
+    Uses(Option<VmId>, oneshot::Sender<Vec<(VmId, VmUse)>>),
     /// The daemon itself.
     Daemon(oneshot::Sender<api::Daemon>),
     /// Sums of what has happened so far.
     Totals(oneshot::Sender<Totals>),
     /// Events of these kinds from now on; all, if none is named.
-    Watch(Vec<api::EventKind>, oneshot::Sender<mpsc::Receiver<api::Event>>),
+    Watch(Vec<api::EventKind>, oneshot::Sender<mpsc::Receiver<Arc<Told<api::Event>>>>),
     /// The input of the policies, each period from now on.
-    Record(oneshot::Sender<mpsc::Receiver<api::Observation>>),
+    Record(oneshot::Sender<mpsc::Receiver<Arc<Told<api::Observation>>>>),
     /// A request that the core carries out.
     Act(Request),
+}
+
+/// Of whom a request is, and what it holds until all that is done for it is over.
+#[derive(Clone, Debug)]
+pub(crate) struct Ticket {
+    pub(crate) party: Party,
+    pub(crate) requester: Requester,
+    pub(crate) _held: Option<Arc<Permit>>,
+}
+
+impl Ticket {
+    /// vnumad's own, which several clients wait for.
+    pub(crate) fn own() -> Self {
+        Self { party: ROOT, requester: Requester::default(), _held: None }
+    }
+}
+
+/// A request that waits for its turn.
+#[derive(Debug)]
+pub(crate) struct Asked {
+    pub(crate) request: ApiRequest,
+    /// Dropped when it is served.
+    pub(crate) ticket: Ticket,
 }
 
 /// What one call takes from the inbox.
 #[derive(Debug, Default)]
 pub(crate) struct Turn {
     pub(crate) messages: Vec<Message>,
-    pub(crate) request: Option<ApiRequest>,
+    pub(crate) request: Option<Asked>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct State {
     messages: VecDeque<Message>,
-    requests: VecDeque<ApiRequest>,
+    requests: FairQueue<Asked>,
     closed: bool,
     /// The receiver sleeps and has not been woken up yet.
     asleep: bool,
     /// Senders that wait for room.
     waiting: usize,
+}
+
+impl State {
+    /// The next request whose client still waits for it.
+    fn request(&mut self) -> Option<Asked> {
+        let mut next = std::iter::from_fn(|| self.requests.pop()).take(PASSED_OVER);
+        next.find(|asked| !asked.ticket.requester.has_gone())
+    }
 }
 
 /// Messages and requests, in two queues, so that requests never delay messages.
@@ -106,7 +144,15 @@ impl Inbox {
     pub(crate) fn new() -> io::Result<Self> {
         let arrived = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
         let (taken, capabilities) = (Condvar::new(), Capabilities::default());
-        Ok(Self { state: Mutex::default(), arrived, taken, capabilities, ledger: Ledger::default() })
+        let state = State {
+            messages: VecDeque::new(),
+            requests: FairQueue::new(REQUESTS),
+            closed: false,
+            asleep: false,
+            waiting: 0,
+        };
+        let (state, ledger) = (Mutex::new(state), Ledger::default());
+        Ok(Self { state, arrived, taken, capabilities, ledger })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -192,16 +238,18 @@ impl Inbox {
         true
     }
 
-    /// Adds a request, unless there are too many or the inbox is closed.
-    pub(crate) fn request(&self, request: ApiRequest) -> Result<(), Refusal> {
+    /// Adds a request, unless its party has too many or the inbox is closed.
+    pub(crate) fn request(&self, ticket: Ticket, request: ApiRequest) -> Result<(), Refusal> {
         let mut state = self.lock();
         if state.closed {
             return Err(Refusal::ShuttingDown);
         }
-        if state.requests.len() >= REQUESTS {
-            return Err(Refusal::Overloaded);
+        let party = ticket.party;
+        match state.requests.push(party, Asked { request, ticket }) {
+            Ok(()) => {}
+            Err(0) => return Err(Refusal::Overloaded),
+            Err(has) => return Err(Refusal::Requests { who: who(party), has }),
         }
-        state.requests.push_back(request);
         self.wake(state);
         Ok(())
     }
@@ -227,7 +275,7 @@ impl Inbox {
             return None;
         }
         let messages = self.batch(&mut state);
-        let request = state.requests.pop_front();
+        let request = state.request();
         Some(Turn { messages, request })
     }
 
@@ -235,6 +283,14 @@ impl Inbox {
     #[cfg(test)]
     pub(crate) fn take_messages(&self) -> Vec<Message> {
         self.batch(&mut self.lock())
+    }
+
+    /// How many requests are waited for, and of how many the clients have gone.
+    #[cfg(test)]
+    pub(crate) fn requests(&self) -> (usize, usize) {
+        let state = self.lock();
+        let gone = state.requests.iter().filter(|asked| asked.ticket.requester.has_gone()).count();
+        (state.requests.iter().count() - gone, gone)
     }
 
     fn batch(&self, state: &mut State) -> Vec<Message> {
@@ -257,10 +313,61 @@ impl Inbox {
     }
 }
 
+/// What a party is called where VMs have no name.
+pub(super) fn who(party: Party) -> String {
+    match party {
+        Party::Vm(id) => format!("vm {id}"),
+        Party::User(uid) => format!("user {uid}"),
+        Party::Address(address) => address.to_string(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::{sync::Arc, thread};
+
+    fn ask(inbox: &Inbox) -> Result<(), Refusal> {
+        inbox.request(Ticket::own(), ApiRequest::Names(oneshot::channel().0))
+    }
+
+    #[test]
+    fn requests_whose_clients_have_gone_are_not_served_and_give_back_what_they_hold() {
+        let inbox = Inbox::new().expect("an inbox");
+        let (user, permits) = (Party::User(7), crate::fair::Permits::new(Room::for_parties_of(200)));
+        let here: Vec<_> = (0..200).map(|_| Arc::new(())).collect();
+        for here in &here {
+            let _held = Some(Arc::new(permits.take(user).expect("one more")));
+            let ticket = Ticket { party: user, requester: Requester::with(here), _held };
+            inbox.request(ticket, ApiRequest::Names(oneshot::channel().0)).expect("there is room");
+        }
+        let mut here = here.into_iter();
+        let last = here.next_back();
+        drop(here);
+        assert_eq!(permits.take(user).err(), Some(200), "they are held until the requests are over");
+        ask(&inbox).expect("root has room");
+        let taken: Vec<_> =
+            (0..6).filter_map(|_| inbox.take(Instant::now(), &[]).expect("open").request).collect();
+        let parties: Vec<_> = taken.iter().map(|asked| asked.ticket.party).collect();
+        assert_eq!(parties, [ROOT, user], "root's turn comes after those that are passed over");
+        assert!(permits.take(user).is_ok());
+        drop(last);
+    }
+
+    #[test]
+    fn a_user_that_has_filled_its_part_is_told_so_and_no_other_is() {
+        let inbox = Inbox::new().expect("an inbox");
+        let ask = |uid| {
+            let ticket = Ticket { party: Party::User(uid), ..Ticket::own() };
+            inbox.request(ticket, ApiRequest::Names(oneshot::channel().0))
+        };
+        let refused = (0..).find_map(|_| ask(1).err()).expect("some time");
+        let expected =
+            "user 1 has 1024 requests that wait for vnumad, the most that one may have now; try again";
+        assert_eq!(refused.to_string(), expected);
+        (2..10).for_each(|uid| while ask(uid).is_ok() {});
+        assert!((0..1024).all(|_| ask(0).is_ok()), "root's share is its own");
+    }
 
     fn soon() -> Instant {
         Instant::now() + Duration::from_secs(60)
@@ -270,7 +377,7 @@ mod tests {
     fn messages_can_be_taken_without_a_request() {
         let inbox = Inbox::new().expect("an inbox");
         assert_eq!(inbox.take_messages().len(), 0, "it does not wait");
-        assert!(inbox.request(ApiRequest::Names(oneshot::channel().0)).is_ok());
+        assert!(ask(&inbox).is_ok());
         (0..BATCH + 1).for_each(|_| assert!(inbox.send_lazily(Message::Event(Event::Woken))));
         assert_eq!([inbox.take_messages().len(), inbox.take_messages().len()], [BATCH, 1]);
         assert!(inbox.take(soon(), &[]).expect("open").request.is_some(), "it is still there");
@@ -280,7 +387,7 @@ mod tests {
     fn messages_come_before_requests_and_requests_one_at_a_time() {
         let inbox = Inbox::new().expect("an inbox");
         for _ in 0..3 {
-            assert!(inbox.request(ApiRequest::Names(oneshot::channel().0)).is_ok());
+            assert!(ask(&inbox).is_ok());
         }
         for _ in 0..BATCH + 1 {
             assert!(inbox.send(Message::Event(Event::Woken)));
@@ -298,7 +405,7 @@ mod tests {
         let arrivals: [fn(&Inbox) -> bool; 3] = [
             |inbox| inbox.send(Message::Event(Event::Woken)),
             |inbox| inbox.try_send(Event::Woken),
-            |inbox| inbox.request(ApiRequest::Names(oneshot::channel().0)).is_ok(),
+            |inbox| ask(inbox).is_ok(),
         ];
         for (number, arrive) in arrivals.into_iter().enumerate() {
             let (theirs, (done, taken)) = (Arc::clone(&inbox), std::sync::mpsc::channel());
@@ -359,13 +466,12 @@ mod tests {
     #[test]
     fn one_request_too_many_and_one_too_late_are_distinct() {
         let inbox = Inbox::new().expect("an inbox");
-        let ask = || inbox.request(ApiRequest::Names(oneshot::channel().0));
-        for _ in 0..REQUESTS {
-            assert!(ask().is_ok());
+        for _ in 0..REQUESTS.of_one {
+            assert!(ask(&inbox).is_ok());
         }
-        assert!(matches!(ask(), Err(Refusal::Overloaded)));
+        assert!(matches!(ask(&inbox), Err(Refusal::Requests { has: 1024, .. })));
         inbox.close();
-        assert!(matches!(ask(), Err(Refusal::ShuttingDown)));
+        assert!(matches!(ask(&inbox), Err(Refusal::ShuttingDown)));
     }
 
     #[test]

@@ -52,6 +52,7 @@ mod scheduler;
 mod stuck_vms;
 mod supervisor;
 mod threads;
+pub(crate) mod told;
 pub(crate) mod totals;
 mod vm_worker;
 mod watchers;
@@ -72,7 +73,7 @@ use affinities::{Move, Order};
 use channel_records::ChannelRecords;
 use doorbells::Doorbells;
 use hotness::HotnessWatcher;
-use inbox::{ApiRequest, Inbox, Message, Turn};
+use inbox::{ApiRequest, Asked, Inbox, Message, Turn};
 use locator::Locator;
 use observation_streams::ObservationStreams;
 use page_mover::Order as Memory;
@@ -267,10 +268,11 @@ impl Shell {
             for message in turn.messages {
                 self.take_in(message);
             }
-            if let Some(request) = turn.request {
+            if let Some(Asked { request, ticket }) = turn.request {
                 // Moves that do not wake this thread are taken before it is answered.
                 self.look_at_kernel(Instant::now());
                 self.serve(request);
+                drop(ticket);
             }
             if self.resync_at <= Instant::now() {
                 self.resync_at = Instant::now() + self.config.resync_interval;
@@ -477,7 +479,7 @@ impl Shell {
             ApiRequest::Names(reply) => drop(reply.send(self.core.names())),
             ApiRequest::Show(name, reply) => drop(reply.send(self.core.show(&name))),
             ApiRequest::Scheduling(name, reply) => drop(reply.send(self.core.show_scheduling(&name))),
-            ApiRequest::Uses(reply) => drop(reply.send(self.core.uses())),
+            ApiRequest::Uses(after, reply) => drop(reply.send(self.core.uses(after))),
             ApiRequest::Daemon(reply) => drop(reply.send(self.describe_self())),
             ApiRequest::Totals(reply) => {
                 let thread_panics = self.supervisor.panics();
@@ -522,8 +524,7 @@ impl Shell {
             Party::Vm(id) => {
                 format!("vm {}", self.core.world().get(id).map_or("that is gone", |of| of.name()))
             }
-            Party::User(uid) => format!("user {uid}"),
-            Party::Address(address) => address.to_string(),
+            other => inbox::who(other),
         };
         let limited = self.inbox.ledger.limited().into_iter();
         let shown = limited.map(|((work, of), times, ago)| Limited {

@@ -1,5 +1,7 @@
 //! Clients that record the input of the policies.
 
+use super::told::Told;
+use std::sync::Arc;
 use tokio::sync::mpsc;
 use tracing::warn;
 use vnuma_api::Observation;
@@ -10,24 +12,24 @@ const BACKLOG: usize = 16;
 /// All recorders.
 #[derive(Debug, Default)]
 pub(crate) struct ObservationStreams {
-    senders: Vec<mpsc::Sender<Observation>>,
+    senders: Vec<mpsc::Sender<Arc<Told<Observation>>>>,
     dropped: u64,
 }
 
 impl ObservationStreams {
     /// Adds a recorder. Its receiver ends if it is too slow.
-    pub(crate) fn add(&mut self) -> mpsc::Receiver<Observation> {
+    pub(crate) fn add(&mut self) -> mpsc::Receiver<Arc<Told<Observation>>> {
         let (sender, receiver) = mpsc::channel(BACKLOG);
         self.senders.push(sender);
         receiver
     }
 
-    /// Gives each recorder a period, which is made only if there is a recorder.
+    /// Gives all recorders a period, which is made only if there is a recorder.
     pub(crate) fn give(&mut self, observation: impl FnOnce() -> Option<Observation>) {
         self.senders.retain(|sender| !sender.is_closed());
         let Some(observation) = (!self.senders.is_empty()).then(observation).flatten() else { return };
-        let dropped = &mut self.dropped;
-        self.senders.retain(|sender| match sender.try_send(observation.clone()) {
+        let (observation, dropped) = (Told::new(observation), &mut self.dropped);
+        self.senders.retain(|sender| match sender.try_send(Arc::clone(&observation)) {
             Ok(()) => true,
             Err(mpsc::error::TrySendError::Closed(_)) => false,
             Err(mpsc::error::TrySendError::Full(_)) => {
@@ -63,5 +65,15 @@ mod tests {
         }
         assert_eq!((recorders.count(), recorders.dropped()), (1, 1));
         assert_eq!(std::iter::from_fn(|| slow.try_recv().ok()).count(), BACKLOG);
+    }
+
+    #[test]
+    fn recorders_share_a_period_and_its_line() {
+        let mut recorders = ObservationStreams::default();
+        let mut receivers: Vec<_> = (0..3).map(|_| recorders.add()).collect();
+        recorders.give(|| Some(Observation::default()));
+        let lines: Vec<_> = receivers.iter_mut().map(|of| of.try_recv().expect("a period").line()).collect();
+        let lines: Vec<_> = lines.into_iter().map(|line| line.expect("JSON")).collect();
+        assert!(lines.iter().all(|line| Arc::ptr_eq(line, &lines[0])));
     }
 }

@@ -1,5 +1,7 @@
 //! Watchers of events.
 
+use super::told::Told;
+use std::sync::Arc;
 use tokio::sync::mpsc;
 use tracing::warn;
 use vnuma_api::{Event, EventKind};
@@ -26,7 +28,7 @@ pub(crate) struct Watchers {
 struct Watcher {
     /// Kinds of events that it wants; empty: all.
     kinds: Vec<EventKind>,
-    sender: mpsc::Sender<Event>,
+    sender: mpsc::Sender<Arc<Told<Event>>>,
 }
 
 impl Watcher {
@@ -38,7 +40,7 @@ impl Watcher {
 impl Watchers {
     /// Adds a watcher of events of these kinds, or of all if none is named: of those that are announced from now on. Its receiver
     /// ends if it is too slow.
-    pub(crate) fn add(&mut self, kinds: Vec<EventKind>) -> mpsc::Receiver<Event> {
+    pub(crate) fn add(&mut self, kinds: Vec<EventKind>) -> mpsc::Receiver<Arc<Told<Event>>> {
         self.send();
         self.watchers.retain(|watcher| !watcher.sender.is_closed());
         let (sender, receiver) = mpsc::channel(BACKLOG);
@@ -61,10 +63,10 @@ impl Watchers {
         if self.announced.is_empty() {
             return;
         }
-        let announced = std::mem::take(&mut self.announced);
+        let announced: Vec<_> = std::mem::take(&mut self.announced).into_iter().map(Told::new).collect();
         self.watchers.retain(|watcher| {
-            for event in announced.iter().filter(|event| watcher.wants(event)) {
-                match watcher.sender.try_send(event.clone()) {
+            for event in announced.iter().filter(|event| watcher.wants(event.what())) {
+                match watcher.sender.try_send(Arc::clone(event)) {
                     Ok(()) => {}
                     Err(mpsc::error::TrySendError::Closed(_)) => return false,
                     Err(mpsc::error::TrySendError::Full(_)) => {
@@ -103,7 +105,7 @@ mod tests {
         assert_eq!((watchers.count(), watchers.dropped()), (1, 1));
         let received = std::iter::from_fn(|| slow.try_recv().ok()).count();
         assert_eq!(received, BACKLOG);
-        assert_eq!(slow.try_recv(), Err(mpsc::error::TryRecvError::Disconnected));
+        assert_eq!(slow.try_recv().err(), Some(mpsc::error::TryRecvError::Disconnected));
     }
 
     #[test]
@@ -121,7 +123,8 @@ mod tests {
         let mut late = watchers.add(vec![]);
         watchers.send();
         let received: Vec<_> = std::iter::from_fn(|| some.try_recv().ok()).collect();
-        assert_eq!(received, [event("gone"), event("appeared")]);
+        let events: Vec<_> = received.iter().map(|told| told.what().clone()).collect();
+        assert_eq!(events, [event("gone"), event("appeared")]);
         assert!(late.try_recv().is_err(), "all that was announced before");
         assert_eq!(watchers.count(), 2);
     }
