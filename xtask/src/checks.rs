@@ -40,18 +40,21 @@ const THIRD: &str = "VNUMA_THIRD";
 /// What a job of a soak may take.
 const SOAK_LIMIT: Duration = Duration::from_secs(4 * 3600);
 /// Programs of tests in which a party is hostile: package and target.
-const HOSTILE: [(&str, &str); 7] = [
+const HOSTILE: [(&str, &str); 9] = [
     ("host/channel", "hostile_peer"),
     ("host/hypervisor", "hostile_qmp"),
     ("host/hypervisor", "lib"),
     ("host/client", "hostile"),
     ("host/daemon", "silence"),
     ("host/daemon", "rights"),
+    ("host/daemon", "supervision"),
+    ("host/daemon", "full_disk"),
     ("span/transport", "hostile"),
 ];
 /// Scenarios of the lab likewise.
-const HOSTILE_SCENARIOS: [&str; 2] = [
+const HOSTILE_SCENARIOS: [&str; 3] = [
     "slice::a_hostile_guest_hurts_itself_alone",
+    "slice::busy_threads_of_a_user_neither_stall_vcpus_nor_unload_the_scheduler",
     "slice::a_hypervisor_that_stands_still_is_named_and_its_vm_observed",
 ];
 /// The user-space DSM: seeds of its simulation and of real nodes among peers that fail, and forbidden shapes.

@@ -218,6 +218,12 @@ fn threads_follow_their_places_in_the_kernel() {
 
 #[test]
 #[ignore = "takes minutes: make soak"]
+fn busy_threads_of_a_user_neither_stall_vcpus_nor_unload_the_scheduler() {
+    run("2n4c", &[job(&["lab-scenario", "scheduler", "--hostile", "8000"])]);
+}
+
+#[test]
+#[ignore = "takes minutes: make soak"]
 fn a_vm_that_migrates_is_told_where_it_arrives() {
     run("2n4c", &[job(&["lab-scenario", "migrate"])]);
 }
