@@ -8,32 +8,29 @@
 //! ```
 //!
 //! A connection has a thread for its own calls, and each domain that is in use has one, so that a call that hangs holds up nothing
-//! else. The library closes a connection whose daemon does not answer its keepalive messages; calls that hang fail then.
+//! else. As libvirtd serves a few requests of a client at a time, calls for domains go over further connections ([`slots`](crate::slots)).
+//! The library closes a connection whose daemon does not answer its keepalive messages; calls that hang fail then.
 
 use crate::{
     Library, LibvirtError,
     api::{self, CloseCallback, EventCallback, VirConnect, VirDomain},
-    error,
     events::{DomainEvent, Queue},
     lane::{Lane, NoResult},
     library::text,
+    slots::{Kind, NoSlot, Slot, Slots},
 };
 use nix::sys::eventfd::EventFd;
 use std::{
     collections::BTreeMap,
-    ffi::{CString, c_char, c_int, c_uint, c_void},
-    fmt,
-    os::fd::BorrowedFd,
-    ptr,
+    ffi::{CString, c_char, c_int, c_void},
+    fmt, ptr,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, Ordering},
-        mpsc::{self, Receiver},
     },
     time::{Duration, Instant},
 };
 use vnuma_model::Backoff;
-use vnuma_process::Heartbeat;
 
 /// Pause before a connection is opened again: at first, and at most.
 const PAUSES: Backoff = Backoff::of(Duration::from_secs(1), Duration::from_secs(30));
@@ -42,7 +39,7 @@ const PAUSES: Backoff = Backoff::of(Duration::from_secs(1), Duration::from_secs(
 const KEEPALIVE: (c_int, u32) = (10, 1);
 
 /// What fails where there can be no more threads.
-const THREAD: &str = "starting a thread";
+pub(crate) const THREAD: &str = "starting a thread";
 
 /// Most domains of a connection.
 const MAX_DOMAINS: usize = 4096;
@@ -61,13 +58,15 @@ pub struct Listed {
 /// A connection to the libvirt of a URI.
 #[derive(Clone, Debug)]
 pub struct Connection {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
 }
 
 pub(crate) struct Shared {
-    library: Library,
-    uri: String,
+    pub(crate) library: Library,
+    pub(crate) uri: String,
     lane: Lane,
+    /// Calls for domains.
+    slots: Arc<Slots<Opened>>,
     state: Mutex<State>,
     /// Another list would have something else in it.
     changes: Arc<EventFd>,
@@ -99,9 +98,17 @@ impl Connection {
         let lane = lane.map_err(LibvirtError::system(uri, THREAD))?;
         let problem = "not tried yet".to_owned();
         let state = State::Closed { from: Instant::now(), pauses: PAUSES, problem };
-        let (state, subscribers) = (Mutex::new(state), Mutex::default());
+        let (state, subscribers, slots) = (Mutex::new(state), Mutex::default(), Arc::default());
         let (uri, changed) = (uri.to_owned(), AtomicBool::new(true));
-        Ok(Self { shared: Arc::new(Shared { library, uri, lane, state, changes, changed, subscribers }) })
+        let shared = Shared { library, uri, lane, slots, state, changes, changed, subscribers };
+        Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// What to tell an operator if calls had to wait for others for too long, a short while ago.
+    pub fn congestion(&self) -> Option<String> {
+        let told = "calls for domains wait for others that libvirt has not answered, as their QEMUs hang: it serves \
+                    `max_workers` calls of all clients at a time, and `max_client_requests` of one";
+        self.shared.slots.is_busy().then(|| told.to_owned())
     }
 
     /// Its URI.
@@ -124,18 +131,6 @@ impl Connection {
         let told = |opened: &Opened| opened.tells && opened.alive.load(Ordering::Acquire);
         changed || !self.shared.opened().is_ok_and(|opened| told(&opened))
     }
-
-    /// A domain to talk to. Nothing is asked of libvirt.
-    pub fn domain(&self, uuid: &str) -> Result<Domain, LibvirtError> {
-        let shared = Arc::clone(&self.shared);
-        // Without a connection a domain would wait for events that cannot come.
-        shared.opened()?;
-        let queue = Arc::new(Queue::new().map_err(LibvirtError::system(&shared.uri, "an eventfd"))?);
-        let lane = Lane::start(&shared.library.workers.vms, "libvirt-domain", queue.signal());
-        let lane = lane.map_err(LibvirtError::system(&shared.uri, THREAD))?;
-        shared.subscribe(uuid, &queue);
-        Ok(Domain { shared, uuid: uuid.to_owned(), queue, lane, found: Arc::default() })
-    }
 }
 
 impl Shared {
@@ -143,7 +138,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn no_result(&self, why: NoResult, call: &'static str, limit: Duration) -> LibvirtError {
+    pub(crate) fn no_result(&self, why: NoResult, call: &'static str, limit: Duration) -> LibvirtError {
         if why == NoResult::Ended {
             return self.not_connected("the thread of its calls has panicked");
         }
@@ -155,7 +150,7 @@ impl Shared {
     }
 
     /// The connection, if it is open.
-    fn opened(&self) -> Result<Arc<Opened>, LibvirtError> {
+    pub(crate) fn opened(&self) -> Result<Arc<Opened>, LibvirtError> {
         match &*self.lock() {
             State::Open(opened) => Ok(Arc::clone(opened)),
             State::Closed { problem, .. } => Err(self.not_connected(problem)),
@@ -192,6 +187,25 @@ impl Shared {
         }
     }
 
+    /// A slot for a call, which has a connection to itself.
+    pub(crate) fn slot(
+        &self,
+        call: &'static str,
+        kind: Kind,
+        limit: Duration,
+    ) -> Result<Slot<Opened>, LibvirtError> {
+        // As long again is left for the call itself.
+        let until = Instant::now() + limit / 2;
+        let slot = self.slots.take(kind, until, Opened::is_alive, || Opened::another(self));
+        slot.map_err(|why| match why {
+            NoSlot::Lost(error) => error,
+            NoSlot::Busy => {
+                let limit_ms = (limit / 2).as_millis() as u64;
+                LibvirtError::Busy { uri: self.uri.clone(), call, limit_ms }
+            }
+        })
+    }
+
     fn set_closed(&self, problem: String, mut pauses: Backoff) {
         *self.lock() = State::Closed { from: Instant::now() + pauses.duration(), pauses, problem };
     }
@@ -218,7 +232,7 @@ impl Shared {
         let _ = self.changes.write(1);
     }
 
-    fn subscribe(&self, uuid: &str, queue: &Arc<Queue>) {
+    pub(crate) fn subscribe(&self, uuid: &str, queue: &Arc<Queue>) {
         let mut subscribers = self.subscribers.lock().unwrap_or_else(PoisonError::into_inner);
         subscribers.retain(|_, queues| {
             queues.retain(|queue| queue.strong_count() > 0);
@@ -241,18 +255,20 @@ impl Shared {
 }
 
 /// A connection that is open. Dropping it closes it, in a thread of its own as that may hang.
-struct Opened {
-    library: Library,
-    uri: String,
-    raw: Raw<VirConnect>,
+pub(crate) struct Opened {
+    pub(crate) library: Library,
+    pub(crate) uri: String,
+    pub(crate) raw: Raw<VirConnect>,
     events: Vec<c_int>,
+    /// It is told of its end.
+    watched: bool,
     /// It tells of domains that come and go.
     tells: bool,
     alive: Arc<AtomicBool>,
 }
 
 /// A pointer of the library, which may be used by all threads.
-struct Raw<T>(*mut T);
+pub(crate) struct Raw<T>(pub(crate) *mut T);
 
 // SAFETY: libvirt's connections and domains are counted and locked by the library itself; its documentation allows calls of several
 // threads on one.
@@ -268,7 +284,15 @@ struct Listener {
 }
 
 impl Opened {
+    /// With the events of domains.
     fn new(shared: &Arc<Shared>) -> Result<Self, LibvirtError> {
+        let mut opened = Self::another(shared)?;
+        opened.listen(shared);
+        Ok(opened)
+    }
+
+    /// For calls alone.
+    pub(crate) fn another(shared: &Shared) -> Result<Self, LibvirtError> {
         let library = shared.library;
         let uri =
             CString::new(shared.uri.as_str()).map_err(|_| shared.not_connected("a zero byte in the URI"))?;
@@ -278,9 +302,13 @@ impl Opened {
             return Err(shared.not_connected(&library.last_error().1));
         }
         let (uri, alive) = (shared.uri.clone(), Arc::new(AtomicBool::new(true)));
-        let mut opened = Self { library, uri, raw: Raw(raw), events: Vec::new(), tells: false, alive };
-        opened.listen(shared);
-        Ok(opened)
+        // SAFETY: the connection is open. Drivers in this process know no keepalive, which is no error here.
+        unsafe {
+            let _ = (library.api.set_keep_alive)(raw, KEEPALIVE.0, KEEPALIVE.1);
+            (library.api.reset_last_error)();
+        }
+        let (raw, events) = (Raw(raw), Vec::new());
+        Ok(Self { library, uri, raw, events, watched: false, tells: false, alive })
     }
 
     /// Registers for its end and for events of domains. What a driver does not have is left out.
@@ -294,11 +322,10 @@ impl Opened {
         // is given; if it was not registered, it is freed here.
         unsafe {
             let opaque = listener();
-            if (library.api.register_close)(raw, on_close as CloseCallback, opaque, Some(free_listener)) < 0 {
+            self.watched = (library.api.register_close)(raw, on_close, opaque, Some(free_listener)) >= 0;
+            if !self.watched {
                 free_listener(opaque);
             }
-            // Drivers in this process know no keepalive.
-            let _ = (library.api.set_keep_alive)(raw, KEEPALIVE.0, KEEPALIVE.1);
             for (event, callback) in callbacks() {
                 let opaque = listener();
                 let id = (library.api.register_event)(
@@ -329,7 +356,7 @@ impl Opened {
     }
 
     /// The error of the last call of this thread.
-    fn error(&self, call: &'static str, uuid: &str) -> LibvirtError {
+    pub(crate) fn error(&self, call: &'static str, uuid: &str) -> LibvirtError {
         let (code, reason) = self.library.last_error();
         let uri = self.uri.clone();
         if !self.is_alive() {
@@ -365,26 +392,12 @@ impl Opened {
         unsafe { libc::free(domains.cast()) };
         Ok(listed)
     }
-
-    fn find(self: &Arc<Self>, uuid: &str) -> Result<Found, LibvirtError> {
-        let no_domain = |reason: &str| {
-            let (uri, domain) = (self.uri.clone(), error::reason(uuid));
-            LibvirtError::NoDomain { uri, domain, reason: reason.to_owned() }
-        };
-        let name = CString::new(uuid).map_err(|_| no_domain("no UUID"))?;
-        // SAFETY: the connection is open, and the text ends with a zero.
-        let raw = unsafe { (self.library.api.lookup_domain)(self.raw.0, name.as_ptr()) };
-        if raw.is_null() {
-            return Err(self.error("virDomainLookupByUUIDString", uuid));
-        }
-        Ok(Found { raw: Raw(raw), opened: Arc::clone(self) })
-    }
 }
 
 impl Drop for Opened {
     fn drop(&mut self) {
         let (library, raw) = (self.library, Raw(self.raw.0));
-        let events = std::mem::take(&mut self.events);
+        let (events, watched) = (std::mem::take(&mut self.events), self.watched);
         let close = move || {
             let raw = raw;
             // SAFETY: no other thread has this connection any more. What was registered is given back first, as it keeps the connection.
@@ -392,7 +405,9 @@ impl Drop for Opened {
                 for id in events {
                     (library.api.deregister_event)(raw.0, id);
                 }
-                (library.api.unregister_close)(raw.0, on_close as CloseCallback);
+                if watched {
+                    (library.api.unregister_close)(raw.0, on_close as CloseCallback);
+                }
                 (library.api.close)(raw.0);
             }
         };
@@ -522,213 +537,4 @@ fn uuid_of(library: Library, domain: *mut VirDomain) -> String {
     // SAFETY: the domain is the library's, and the buffer has the size that the library wants.
     let failed = unsafe { (library.api.domain_uuid)(domain, buffer.as_mut_ptr()) } < 0;
     if failed { String::new() } else { text(buffer.as_ptr()) }
-}
-
-/// A domain of an open connection.
-struct Found {
-    raw: Raw<VirDomain>,
-    /// After the domain, which keeps the connection from being closed.
-    opened: Arc<Opened>,
-}
-
-impl Drop for Found {
-    fn drop(&mut self) {
-        // SAFETY: it is freed once. The connection is kept by `opened`, so that nothing is asked of the daemon here.
-        unsafe { (self.opened.library.api.free_domain)(self.raw.0) };
-    }
-}
-
-/// A domain to talk to. Calls wait up to their limit; one at a time.
-pub struct Domain {
-    shared: Arc<Shared>,
-    uuid: String,
-    queue: Arc<Queue>,
-    lane: Lane,
-    found: Arc<Mutex<Option<Arc<Found>>>>,
-}
-
-impl fmt::Debug for Domain {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Domain")
-            .field("uri", &self.shared.uri)
-            .field("uuid", &self.uuid)
-            .finish_non_exhaustive()
-    }
-}
-
-/// What a domain does (`virDomainState`), and why (a number that depends on it).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DomainState {
-    /// `virDomainState`.
-    pub state: i32,
-    /// Its reason.
-    pub reason: i32,
-}
-
-impl Domain {
-    /// Its UUID.
-    pub fn uuid(&self) -> &str {
-        &self.uuid
-    }
-
-    /// The URI of its connection.
-    pub fn uri(&self) -> &str {
-        &self.shared.uri
-    }
-
-    /// Readable when [`next_event`](Self::next_event) may have one, or a call that was given up has returned.
-    pub fn event_fd(&self) -> BorrowedFd<'_> {
-        self.queue.fd()
-    }
-
-    /// The next event, without waiting.
-    pub fn next_event(&self) -> Option<DomainEvent> {
-        self.queue.take()
-    }
-
-    /// What it does now.
-    pub fn state(&self, limit: Duration) -> Result<DomainState, LibvirtError> {
-        self.call("virDomainGetState", limit, |library, domain| {
-            let (mut state, mut reason) = (0, 0);
-            // SAFETY: the domain is held for the call, and both numbers outlive it.
-            let result = unsafe { (library.api.domain_state)(domain, &raw mut state, &raw mut reason, 0) };
-            (result >= 0).then_some(DomainState { state, reason })
-        })
-    }
-
-    /// Its XML as it runs.
-    pub fn xml(&self, limit: Duration) -> Result<String, LibvirtError> {
-        self.xml_with(0, limit)
-    }
-
-    /// The same as another host takes it, with what is secret in it.
-    pub fn migratable_xml(&self, limit: Duration) -> Result<String, LibvirtError> {
-        self.xml_with(api::XML_MIGRATABLE, limit)
-    }
-
-    fn xml_with(&self, flags: c_uint, limit: Duration) -> Result<String, LibvirtError> {
-        self.call("virDomainGetXMLDesc", limit, move |library, domain| {
-            // SAFETY: the domain is held for the call. The text is the caller's, and was allocated by malloc.
-            unsafe {
-                let pointer = (library.api.domain_xml)(domain, flags);
-                let xml = (!pointer.is_null()).then(|| text(pointer));
-                libc::free(pointer.cast());
-                xml
-            }
-        })
-    }
-
-    /// Confines the thread of a vCPU, by its index, to CPUs: bits of bytes, the lowest first. As long as it runs.
-    pub fn pin_vcpu(&self, vcpu: u32, mut cpus: Vec<u8>, limit: Duration) -> Result<(), LibvirtError> {
-        self.call("virDomainPinVcpuFlags", limit, move |library, domain| {
-            let length = c_int::try_from(cpus.len()).ok()?;
-            // SAFETY: the domain is held for the call, and the map has `length` bytes.
-            succeeded(unsafe {
-                (library.api.pin_vcpu)(domain, vcpu, cpus.as_mut_ptr(), length, api::AFFECT_LIVE)
-            })
-        })
-    }
-
-    /// Replaces the element of the domain's metadata that has this namespace, or removes it. It lasts as long as the domain runs.
-    pub fn set_metadata(
-        &self,
-        xml: Option<&str>,
-        prefix: &str,
-        uri: &str,
-        limit: Duration,
-    ) -> Result<(), LibvirtError> {
-        const CALL: &str = "virDomainSetMetadata";
-        let text = |text: &str| CString::new(text).map_err(|_| self.bad_text(CALL));
-        let (xml, prefix, uri) = (xml.map(text).transpose()?, text(prefix)?, text(uri)?);
-        self.call(CALL, limit, move |library, domain| {
-            let (prefix, uri) = (prefix.as_ptr(), uri.as_ptr());
-            let xml = xml.as_ref().map_or(ptr::null(), |xml| xml.as_ptr());
-            // SAFETY: the domain is held for the call, and the texts end with a zero. Without an element it is removed.
-            succeeded(unsafe {
-                (library.api.set_metadata)(domain, api::METADATA_ELEMENT, xml, prefix, uri, api::AFFECT_LIVE)
-            })
-        })
-    }
-
-    /// Plugs a device into the domain as it runs.
-    pub fn attach_device(&self, xml: &str, limit: Duration) -> Result<(), LibvirtError> {
-        let xml = CString::new(xml).map_err(|_| self.bad_text("virDomainAttachDeviceFlags"))?;
-        self.call("virDomainAttachDeviceFlags", limit, move |library, domain| {
-            // SAFETY: the domain is held for the call, and the text ends with a zero.
-            succeeded(unsafe { (library.api.attach_device)(domain, xml.as_ptr(), api::AFFECT_LIVE) })
-        })
-    }
-
-    /// Asks the guest to give back the device with this alias.
-    pub fn detach_device(&self, alias: &str, limit: Duration) -> Result<(), LibvirtError> {
-        let alias = CString::new(alias).map_err(|_| self.bad_text("virDomainDetachDeviceAlias"))?;
-        self.call("virDomainDetachDeviceAlias", limit, move |library, domain| {
-            // SAFETY: the domain is held for the call, and the text ends with a zero.
-            succeeded(unsafe { (library.api.detach_device)(domain, alias.as_ptr(), api::AFFECT_LIVE) })
-        })
-    }
-
-    pub(crate) fn bad_text(&self, call: &'static str) -> LibvirtError {
-        let (uri, reason) = (self.shared.uri.clone(), "a zero byte".to_owned());
-        LibvirtError::Refused { uri, call, reason, code: 0 }
-    }
-
-    /// Makes a call that lasts, in a thread of its own. What comes of it is received from what is returned, unless the thread panics.
-    pub(crate) fn call_long(
-        &self,
-        name: &str,
-        call: &'static str,
-        act: impl FnOnce(Library, *mut VirDomain) -> Option<()> + Send + 'static,
-    ) -> Result<Receiver<Result<(), LibvirtError>>, LibvirtError> {
-        let (shared, uuid, queue) = (Arc::clone(&self.shared), self.uuid.clone(), Arc::clone(&self.queue));
-        let (outcome, ended) = mpsc::channel();
-        let make = move || {
-            let found = shared.opened().and_then(|opened| opened.find(&uuid));
-            found.and_then(|found| {
-                act(found.opened.library, found.raw.0).ok_or_else(|| found.opened.error(call, &uuid))
-            })
-        };
-        let work = move |heartbeat: &Heartbeat| {
-            // A migration may last longer than the connection of the client that asked for it.
-            let _ = outcome.send(heartbeat.rest(make));
-            queue.wake();
-        };
-        let started = self.shared.library.workers.vms.start_alone(name, work);
-        started.map_err(LibvirtError::system(&self.shared.uri, THREAD)).map(|()| ended)
-    }
-
-    /// Makes a call in the domain's lane. `None` from it is a failure whose error the library has.
-    pub(crate) fn call<T: Send + 'static>(
-        &self,
-        call: &'static str,
-        limit: Duration,
-        act: impl FnOnce(Library, *mut VirDomain) -> Option<T> + Send + 'static,
-    ) -> Result<T, LibvirtError> {
-        let (shared, uuid, found) = (Arc::clone(&self.shared), self.uuid.clone(), Arc::clone(&self.found));
-        let outcome = self.lane.run(limit, move || {
-            let opened = shared.opened()?;
-            let known = found.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            let domain = match known.filter(|known| Arc::ptr_eq(&known.opened, &opened)) {
-                Some(domain) => domain,
-                None => {
-                    let domain = Arc::new(opened.find(&uuid)?);
-                    *found.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&domain));
-                    domain
-                }
-            };
-            act(opened.library, domain.raw.0).ok_or_else(|| opened.error(call, &uuid))
-        });
-        outcome.unwrap_or_else(|no_result| {
-            if no_result == NoResult::Ended {
-                // Another connection to the domain has another lane.
-                self.queue.push(DomainEvent::Disconnected);
-            }
-            Err(self.shared.no_result(no_result, call, limit))
-        })
-    }
-}
-
-/// Of a number that is negative if a call has failed.
-pub(crate) fn succeeded(result: c_int) -> Option<()> {
-    (result >= 0).then_some(())
 }

@@ -26,6 +26,19 @@ pub enum LibvirtError {
         /// How long it was waited for.
         limit_ms: u64,
     },
+    /// A call was not begun, as others are under way.
+    #[error(
+        "{uri}: `{call}` has waited {limit_ms} ms for calls that libvirt has not answered: it serves some of a client, and some in all, at a \
+         time (`max_client_requests` and `max_workers` in libvirtd.conf or virtqemud.conf)"
+    )]
+    Busy {
+        /// The connection.
+        uri: String,
+        /// What was to be asked.
+        call: &'static str,
+        /// How long it was waited.
+        limit_ms: u64,
+    },
     /// There is no such domain, or it does not run.
     #[error("{uri}: domain {domain} does not run: {reason}")]
     NoDomain {

@@ -7,7 +7,7 @@
 use crate::{
     Domain, LibvirtError,
     api::{self, TypedParameter, migrate},
-    connection::succeeded,
+    domain::succeeded,
 };
 use std::{
     cell::OnceCell,

@@ -62,6 +62,9 @@ impl Check {
 /// Ends the name of the socket of domains that take their channels along, where vnumad cannot serve it.
 const COMMON_SOCKET: &str = "/channel.sock";
 
+/// The setting of libvirt's daemon that says how many calls of a client it serves at a time.
+const CLIENT_LIMIT: &str = "max_client_requests";
+
 /// All checks: the host's first, then those of each VM.
 pub fn examine(daemon: &Daemon, host: &HostTopology, vms: &[Vm]) -> Vec<Check> {
     examine_with(daemon, host, vms, &|_| false)
@@ -288,6 +291,13 @@ fn counters(daemon: &Daemon, found: &Capability) -> Option<Check> {
 fn libvirt(connection: &LibvirtConnection) -> Check {
     match &connection.problem {
         None => Check::best("libvirt", connection.uri.clone()),
+        Some(why) if why.contains(CLIENT_LIMIT) => Check::lower(
+            Level::Reduced,
+            "libvirt",
+            &connection.uri,
+            why.clone(),
+            "resume or end domains that hang (`vnumactl list`), or raise `max_client_requests` and `max_workers` in libvirtd.conf or virtqemud.conf",
+        ),
         Some(why) => Check::lower(
             Level::Missing,
             "libvirt",

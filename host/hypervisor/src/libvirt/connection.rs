@@ -72,7 +72,9 @@ pub(super) struct LibvirtConnection {
 pub(super) fn error(vm: &str, error: LibvirtError) -> VmError {
     let vm = vm.to_owned();
     match error {
-        LibvirtError::Timeout { .. } => VmError::NoAnswer { vm, reason: error.to_string() },
+        LibvirtError::Timeout { .. } | LibvirtError::Busy { .. } => {
+            VmError::NoAnswer { vm, reason: error.to_string() }
+        }
         LibvirtError::NotConnected { uri, reason } => {
             VmError::Connect { socket: uri, source: std::io::Error::other(reason) }
         }

@@ -323,7 +323,7 @@ impl VmBackend for LibvirtBackend {
         let known = self.shared.known();
         let source = |connection: &Connection| {
             let name = connection.uri().to_owned();
-            let problem = known.complaints.get(&name).cloned();
+            let problem = known.complaints.get(&name).cloned().or_else(|| connection.congestion());
             Source { name, problem }
         };
         let common = self.shared.common.get().and_then(|served| served.as_ref().err());

@@ -89,3 +89,39 @@ fn a_device_that_libvirt_does_not_know_of_is_told_of_and_left_alone() {
     let (_ours, theirs) = channel();
     vm.attach_channel(theirs).unwrap_or_else(|error| panic!("{error}"));
 }
+
+/// libvirtd serves five requests of a client at a time, and reads no more of it.
+#[test]
+fn five_domains_that_hang_keep_no_other_waiting() {
+    let Some(libvirt) = Libvirt::start() else { return };
+    let names: Vec<String> = (1..=6).map(|number| format!("web-{number}")).collect();
+    names.iter().for_each(|name| libvirt.create(name, ""));
+    let mut backend = libvirt.backend();
+    let mut vms: Vec<_> = names.iter().map(|name| libvirt.connect(&mut backend, name)).collect();
+    let mut healthy = vms.pop().unwrap();
+    let pids: Vec<Pid> = vms.iter().map(|vm| Pid::from_raw(vm.pid())).collect();
+    let signal = |signal| pids.iter().for_each(|pid| kill(*pid, signal).unwrap());
+    signal(Signal::SIGSTOP);
+    let sockets = libvirt.dir.path().join("sockets");
+    let under_way = || {
+        let files = fs::read_dir(&sockets).ok()?.flatten();
+        let count = files.filter(|file| file.path().extension().is_some_and(|end| end == "sock")).count();
+        (count == 5).then_some(())
+    };
+    let (outcome, attached): (_, Vec<_>) = thread::scope(|scope| {
+        let attach = |vm: &mut Box<dyn VmConnection>| {
+            let (_ours, theirs) = channel();
+            vm.attach_channel(theirs)
+        };
+        let hung: Vec<_> = vms.iter_mut().map(|vm| scope.spawn(move || attach(vm))).collect();
+        wait_for("five calls", under_way);
+        // libvirt has them then.
+        thread::sleep(Duration::from_millis(300));
+        let outcome = healthy.describe().and_then(|_| attach(&mut healthy));
+        signal(Signal::SIGCONT);
+        (outcome, hung.into_iter().map(|attach| attach.join().unwrap()).collect())
+    });
+    outcome.unwrap_or_else(|error| panic!("{error}"));
+    attached.into_iter().for_each(|outcome| outcome.unwrap_or_else(|error| panic!("{error}")));
+    assert_eq!(backend.sources()[0].problem, None);
+}

@@ -128,6 +128,9 @@ fn a_libvirt_that_does_not_answer_is_named() {
     assert!(shown.contains("qemu:///system") && !shown.contains("virsh"), "{shown}");
     let (_, shown) = check(vec![connection(Some("qemu:///system: not connected to libvirt: it is off"))]);
     assert!(shown.contains("missing") && shown.contains("it is off") && shown.contains("virsh"), "{shown}");
+    let busy = "calls for domains wait for others: it serves `max_client_requests` calls of a client";
+    let (_, shown) = check(vec![connection(Some(busy))]);
+    assert!(shown.contains("reduced") && shown.contains("raise `max_client_requests`"), "{shown}");
 }
 
 #[test]
