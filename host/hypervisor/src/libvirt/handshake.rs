@@ -27,8 +27,10 @@
 //! - If QEMU connects to a socket whose child has ended, it gets an error at once, and libvirt reports that the device was not
 //!   plugged.
 //! - A domain that takes its channel along to other hosts is attached over the socket that all such domains have
-//!   ([`CommonSocket`]). QEMUs that arrive connect to it as well, at any moment. So the child has messages for some of these, too, and
-//!   one that refuses the others: a QEMU whose connection is closed without a message reads without end.
+//!   ([`CommonSocket`]). QEMUs that arrive connect to it as well, at any moment. The child passes these on to vnumad, whose limits
+//!   count for them. If vnumad has ended, it refuses them by a message: a QEMU whose connection is closed without one reads without end.
+//! - A QEMU that is not reading what it was sent keeps its child, and the lock that it is attached by: until it has read, or has
+//!   closed the connection, it is sent nothing else.
 //!
 //! Who stops this child, by its own number, between `accept` and `sendmmsg`, or kills it before QEMU has read everything, does stop
 //! the guest.
@@ -36,8 +38,8 @@
 use super::{
     common_socket::CommonSocket,
     sockets::{
-        Batch, Message, Turn, bind_to, credentials_of, has_read_all, make_directory, messages, refuse,
-        send_all,
+        Batch, Left, Message, Turn, bind_to, credentials_of, has_read_all, make_directory, messages,
+        pass_client, refuse, send_all,
     },
 };
 use nix::{
@@ -72,12 +74,14 @@ const END_LIMIT: Duration = Duration::from_secs(1);
 /// its child, which is not to use a CPU for that.
 const LOOKS_MS: Backoff = Backoff::new(2, 1000);
 
-/// QEMUs that may arrive while a child serves the socket that all have, and those that it refuses with a message besides.
-const SPARES: usize = 4;
-const REFUSALS: usize = 16;
+/// Clients that a child has refused by a message and keeps open, so that they read it. Of more, the first are closed.
+const REFUSED: usize = 64;
 
-/// How long a child keeps open what others have not read, milliseconds. What it has sent to the QEMU that is meant it keeps open for good.
-const OTHERS_MS: i64 = 20_000;
+/// How long a child keeps open what those have not read, milliseconds. What it has sent to the QEMU that is meant it keeps open for good.
+const REFUSED_MS: i64 = 20_000;
+
+/// Before a client is accepted again, if that failed, milliseconds.
+const FAILED_MS: i32 = 10;
 
 /// Exit codes of a child.
 const SERVED: i32 = 0;
@@ -103,8 +107,8 @@ pub(super) struct Handshake {
     /// The path is that of the socket that all have, which stays.
     common: bool,
     workers: Workers,
-    /// Last, as nobody else may have the socket before it is removed.
-    _turn: Turn,
+    /// Last, as nobody else may have the socket before it is removed. A child that outlives this has it.
+    turn: Option<Turn>,
 }
 
 impl Handshake {
@@ -117,7 +121,7 @@ impl Handshake {
         };
         make_directory(directory)?;
         let turn = Turn::take(directory.join(format!("{pid}.lock")), "attaches this QEMU")?;
-        let mut messages = vec![self::messages(server)?];
+        let messages = self::messages(server)?;
         let cancel = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC)?;
         let (path, common) = match place {
             Place::Own(directory) => (directory.join(format!("{pid}.sock")), None),
@@ -130,18 +134,13 @@ impl Handshake {
             cancel,
             common: common.is_some(),
             workers: workers.clone(),
-            _turn: turn,
+            turn: Some(turn),
         };
         let cancel = started.cancel.as_fd();
         started.child = Some(match common {
             None => fork_child(&listen_for(&started.path, pid)?, cancel, None, pid, &messages)?,
             Some(socket) => {
-                for _ in 0..SPARES {
-                    messages.push(self::messages(&socket.spare()?)?);
-                }
-                socket.leave_to(|listener, accepts| {
-                    fork_child(listener, cancel, Some(accepts), pid, &messages)
-                })?
+                socket.leave_to(|listener, left| fork_child(listener, cancel, Some(left), pid, &messages))?
             }
         });
         Ok(started)
@@ -173,10 +172,14 @@ impl Handshake {
                 Ok(WaitStatus::StillAlive) if Instant::now() < until => {
                     thread::sleep(Duration::from_millis(1))
                 }
-                // QEMU has not read everything, or somebody has stopped the child: it ends by itself later.
+                // QEMU has not read everything, or somebody has stopped the child: it ends by itself later. Until then there is
+                // no other one for this QEMU.
                 _ => {
+                    let mut turn = self.turn.take();
+                    turn.iter_mut().for_each(Turn::awaits_reader);
                     let waits = move |heartbeat: &Heartbeat| {
-                        heartbeat.rest(|| waitpid(child, None).map(|_| ()).unwrap_or(()))
+                        heartbeat.rest(|| while waitpid(child, None) == Err(Errno::EINTR) {});
+                        drop(turn);
                     };
                     let _ = self.workers.start_alone("handshake", waits);
                     return None;
@@ -192,29 +195,30 @@ impl Drop for Handshake {
     }
 }
 
-/// Starts the child: the first of these lists of messages is for `pid`. It has `accepts` open as long as it accepts.
+/// Starts the child, which sends these messages to `pid`. `left`: what it has of the socket that all have.
 fn fork_child(
     listener: &OwnedFd,
     cancel: BorrowedFd<'_>,
-    accepts: Option<&OwnedFd>,
+    left: Option<&Left<'_>>,
     pid: i32,
-    messages: &[Vec<Message>],
+    messages: &[Message],
 ) -> io::Result<Pid> {
+    let raw = |end: Option<BorrowedFd<'_>>| end.map_or(-1, |end| end.as_raw_fd());
     let ends = Ends {
         listener: listener.as_raw_fd(),
         cancel: cancel.as_raw_fd(),
-        accepts: accepts.map_or(-1, AsRawFd::as_raw_fd),
+        accepts: raw(left.map(|left| left.accepts)),
+        passes: raw(left.map(|left| left.passes)),
     };
-    let mut keep = vec![ends.listener, ends.cancel];
-    keep.extend(accepts.map(AsRawFd::as_raw_fd));
-    let descriptors = messages.iter().flatten().filter_map(|(_, descriptor)| descriptor.as_ref());
-    keep.extend(descriptors.map(AsRawFd::as_raw_fd));
+    let descriptors = messages.iter().filter_map(|(_, descriptor)| descriptor.as_ref());
+    let all = [ends.listener, ends.cancel, ends.accepts, ends.passes];
+    let mut keep: Vec<RawFd> = descriptors.map(AsRawFd::as_raw_fd).chain(all).filter(|fd| *fd >= 0).collect();
     keep.sort_unstable();
-    let mut batches: Vec<Batch> = messages.iter().map(|messages| Batch::new(messages)).collect();
+    let mut batch = Batch::new(messages);
     let deadline_ms = i32::try_from(LIMIT.as_millis()).unwrap_or(i32::MAX);
     // SAFETY: the child makes system calls only, on memory that was prepared, and never returns.
     let child = match unsafe { libc::fork() } {
-        0 => serve(&ends, pid, &keep, &mut batches, deadline_ms),
+        0 => serve(&ends, pid, &keep, &mut batch, deadline_ms),
         child => Errno::result(child),
     };
     Ok(Pid::from_raw(child?))
@@ -238,18 +242,47 @@ fn user_of(pid: i32) -> io::Result<Uid> {
     procfs::users(&status).map(|[.., user]| Uid::from_raw(user)).ok_or_else(unknown)
 }
 
-/// Descriptors of the child. The last one may be none.
+/// Descriptors of the child. The last two may be none.
 struct Ends {
     listener: RawFd,
     cancel: RawFd,
     accepts: RawFd,
+    passes: RawFd,
 }
 
-/// The child: waits for QEMU, and sends it the first batch; another client gets one of the others. It makes system calls only:
-/// other threads of the parent may have held locks (of the allocator, say) when it was forked, and they stay locked here.
-fn serve(ends: &Ends, pid: i32, keep: &[RawFd], batches: &mut [Batch], limit_ms: i32) -> ! {
-    // Of others than the process that is meant.
-    let (mut others, mut held, mut spares) = ([-1; SPARES + REFUSALS], 0, 0);
+/// Clients that were refused and may not have read that.
+struct Refused {
+    open: [RawFd; REFUSED],
+    count: usize,
+}
+
+impl Refused {
+    /// Tells a client that it gets nothing. It is kept open for a while: a QEMU that is closed before it has read reads without end.
+    ///
+    /// # Safety
+    /// The descriptor is this function's. It makes system calls only.
+    unsafe fn refuse(&mut self, peer: RawFd) {
+        let place = &mut self.open[self.count % REFUSED];
+        // SAFETY: plain system calls on descriptors that nothing else uses.
+        unsafe {
+            refuse(peer);
+            if self.count >= REFUSED {
+                libc::close(*place);
+            }
+        }
+        *place = peer;
+        self.count += 1;
+    }
+
+    fn open(&self) -> &[RawFd] {
+        &self.open[..self.count.min(REFUSED)]
+    }
+}
+
+/// The child: waits for QEMU, and sends it the messages. It makes system calls only: other threads of the parent may have held
+/// locks (of the allocator, say) when it was forked, and they stay locked here.
+fn serve(ends: &Ends, pid: i32, keep: &[RawFd], batch: &mut Batch, limit_ms: i32) -> ! {
+    let mut refused = Refused { open: [-1; REFUSED], count: 0 };
     // SAFETY: plain system calls, on numbers and on memory of this process that outlives them.
     unsafe {
         libc::setsid();
@@ -275,37 +308,33 @@ fn serve(ends: &Ends, pid: i32, keep: &[RawFd], batches: &mut [Batch], limit_ms:
             }
             let peer = libc::accept4(ends.listener, ptr::null_mut(), ptr::null_mut(), libc::SOCK_CLOEXEC);
             if peer < 0 {
+                // It may have gone. If no descriptor is left, the next try would fail at once.
+                libc::poll(ptr::null_mut(), 0, FAILED_MS);
                 continue;
             }
             if process_of(peer) == pid {
-                let code = if send_all(peer, &mut batches[0].headers) { SERVED } else { FAILED };
+                let code = if send_all(peer, &mut batch.headers) { SERVED } else { FAILED };
                 break (code, peer);
             }
-            // No other process gets what is meant for that one.
-            spares += 1;
-            let sent = match batches.get_mut(spares) {
-                Some(spare) => send_all(peer, &mut spare.headers),
-                // A QEMU that is closed without a message reads without end. One may come even to a socket that was made for another
-                // one: libvirt finds the domain by its UUID, and it may have been started anew meanwhile.
-                None => refuse(peer),
-            };
-            if sent && held < others.len() {
-                others[held] = peer;
-                held += 1;
-            } else {
+            // No other process gets what is meant for that one. One may come even to a socket that was made for another one: libvirt
+            // finds the domain by its UUID, and it may have been started anew meanwhile.
+            if ends.passes >= 0 && pass_client(ends.passes, peer) {
                 libc::close(peer);
+            } else {
+                refused.refuse(peer);
             }
         };
         // A client that connects from now on is refused, or is the parent's.
         libc::close(ends.listener);
         libc::close(ends.accepts);
+        libc::close(ends.passes);
         if code == SERVED {
             await_read(qemu, i64::MAX);
         }
         // The parent knows at once, whatever others do.
-        if held > 0 && libc::fork() == 0 {
-            let until = now_ms() + OTHERS_MS;
-            others[..held].iter().for_each(|&peer| await_read(peer, until));
+        if refused.count > 0 && libc::fork() == 0 {
+            let until = now_ms() + REFUSED_MS;
+            refused.open().iter().for_each(|&peer| await_read(peer, until));
         }
         libc::_exit(code)
     }
@@ -539,6 +568,32 @@ pub(super) mod tests {
         assert!(!closed(300), "it does not end because it is told to");
         assert_eq!(receive_from(&stream).0.len(), 35);
         assert!(closed(60_000));
+    }
+
+    /// Each attempt to attach it would leave a child and a thread.
+    #[test]
+    fn a_client_that_reads_nothing_has_one_child_at_most() {
+        let (dir, workers) = (tempfile::tempdir().unwrap(), Workers::default());
+        let start = || Handshake::start(&workers, Place::Own(dir.path()), own(), &server(35));
+        let first = start().unwrap();
+        let stream = UnixStream::connect(first.path()).unwrap();
+        let child = first.child.unwrap();
+        assert!(first.end(), "it was sent everything");
+        for _ in 0..3 {
+            let error = start().map(|other| other.child).unwrap_err().to_string();
+            assert_eq!(error, format!("its QEMU has not read what process {} has sent it before", own()));
+        }
+        assert_eq!(kill(child, None), Ok(()), "QEMU may read yet");
+        assert_eq!(receive_from(&stream).0.len(), 35);
+        let until = Instant::now() + HANG;
+        let next = loop {
+            match start() {
+                Ok(next) => break next,
+                Err(_) => assert!(Instant::now() < until, "it has read everything"),
+            }
+        };
+        assert_eq!(kill(child, None), Err(Errno::ESRCH), "it has ended with what it was for");
+        assert!(!next.end());
     }
 
     /// Its child stays, as QEMU may read later, and is not to use a CPU for that.

@@ -3,16 +3,14 @@
 use nix::{
     errno::Errno,
     fcntl::{Flock, FlockArg},
-    sys::socket::{
-        AddressFamily, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr, bind, recvmsg, socket,
-    },
+    sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, bind, socket},
 };
 use std::{
     fs::{self, DirBuilder, File, OpenOptions, Permissions},
-    io::{self, IoSliceMut, Read, Write},
+    io::{self, Read, Seek, Write},
     os::{
-        fd::{AsRawFd, FromRawFd, OwnedFd, RawFd},
-        unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt},
+        fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
+        unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt},
     },
     path::{Path, PathBuf},
     ptr,
@@ -30,19 +28,31 @@ pub(super) const MESSAGE: usize = 8;
 /// A message, and the descriptor that goes with it.
 pub(super) type Message = ([u8; MESSAGE], Option<OwnedFd>);
 
-/// Makes a directory that everybody can pass through, and only its owner can list.
+/// Makes a directory that everybody can pass through, and only its owner can list. One of another user is left alone: that user could
+/// put another socket in the place of vnumad's.
 pub(super) fn make_directory(directory: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o711).create(directory)?;
+    let handle = OpenOptions::new().read(true).custom_flags(libc::O_DIRECTORY).open(directory)?;
+    let owner = handle.metadata()?.uid();
+    if owner != 0 && owner != nix::unistd::geteuid().as_raw() {
+        return Err(io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            format!("{}: owner = {owner}: must be root or the user of vnumad", directory.display()),
+        ));
+    }
     // The umask of this process may have taken rights away.
-    fs::set_permissions(directory, Permissions::from_mode(0o711))
+    handle.set_permissions(Permissions::from_mode(0o711))
 }
 
 /// The lock of a file, by which one vnumad at a time does something. It ends with its vnumad, and the file with it, or with the next one.
 #[derive(Debug)]
 pub(super) struct Turn {
     path: PathBuf,
-    _lock: Flock<File>,
+    lock: Flock<File>,
 }
+
+/// Follows the number of the process in a file whose QEMU has not read what it was sent.
+const UNREAD: &str = "unread";
 
 impl Turn {
     /// `does`: what another process that has it does.
@@ -61,9 +71,15 @@ impl Turn {
             if there.is_ok_and(|there| (there.dev(), there.ino()) == (own.dev(), own.ino())) {
                 lock.set_len(0)?;
                 writeln!(lock, "{}", std::process::id())?;
-                return Ok(Self { path, _lock: lock });
+                return Ok(Self { path, lock });
             }
         }
+    }
+
+    /// Tells those who want it as well that a QEMU has not read what it was sent.
+    pub(super) fn awaits_reader(&mut self) {
+        // Only for the message.
+        let _ = self.lock.rewind().and_then(|()| writeln!(self.lock, "{} {UNREAD}", std::process::id()));
     }
 }
 
@@ -76,11 +92,56 @@ impl Drop for Turn {
 
 /// Somebody else has the lock of this file.
 fn others(file: File, does: &str) -> io::Error {
-    let mut pid = String::new();
+    let mut text = String::new();
     // It may not have written it yet.
-    let _ = file.take(16).read_to_string(&mut pid);
-    let who = pid.trim().parse::<u32>().map_or("another vnumad".to_owned(), |pid| format!("process {pid}"));
-    io::Error::new(io::ErrorKind::ResourceBusy, format!("{who} {does} as well"))
+    let _ = file.take(32).read_to_string(&mut text);
+    let mut words = text.split_whitespace();
+    let pid = words.next().and_then(|pid| pid.parse::<u32>().ok());
+    let who = pid.map_or("another vnumad".to_owned(), |pid| format!("process {pid}"));
+    let says = match words.next() {
+        Some(UNREAD) => format!("its QEMU has not read what {who} has sent it before"),
+        _ => format!("{who} {does} as well"),
+    };
+    io::Error::new(io::ErrorKind::ResourceBusy, says)
+}
+
+/// What came with one `recvmsg`. Empty: the other end is closed.
+struct Received {
+    bytes: usize,
+    descriptors: Vec<OwnedFd>,
+    /// There was no room for some descriptors: too many came, or this process can have no more of them.
+    cut_off: bool,
+}
+
+/// Receives a message without waiting. All descriptors that came with it are closed with the result, of one that was cut off as well.
+fn receive(from: BorrowedFd<'_>, bytes: &mut [u8]) -> nix::Result<Received> {
+    let mut vector = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+    // Aligned as the kernel wants a control message.
+    let mut control = [0_usize; 4];
+    // SAFETY: all zero is a valid value of this plain structure.
+    let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+    (header.msg_iov, header.msg_iovlen) = (&raw mut vector, 1);
+    (header.msg_control, header.msg_controllen) = (control.as_mut_ptr().cast(), size_of_val(&control));
+    let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
+    // SAFETY: the header points to buffers that outlive the call, with their sizes.
+    let count = Errno::result(unsafe { libc::recvmsg(from.as_raw_fd(), &raw mut header, flags) })?;
+    let mut descriptors = Vec::new();
+    // SAFETY: the kernel has filled the buffer up to the length that is in the header now, also if there was more: each control message
+    // that these macros find has the length that it says, and the descriptors were just made for this process.
+    unsafe {
+        let mut part = libc::CMSG_FIRSTHDR(&raw const header);
+        while !part.is_null() {
+            if ((*part).cmsg_level, (*part).cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+                let length = (*part).cmsg_len.saturating_sub(libc::CMSG_LEN(0) as usize);
+                let numbers = libc::CMSG_DATA(part).cast::<RawFd>();
+                let number = |at| OwnedFd::from_raw_fd(numbers.add(at).read_unaligned());
+                descriptors.extend((0..length / size_of::<RawFd>()).map(number));
+            }
+            part = libc::CMSG_NXTHDR(&raw const header, part);
+        }
+    }
+    let cut_off = header.msg_flags & libc::MSG_CTRUNC != 0;
+    Ok(Received { bytes: count as usize, descriptors, cut_off })
 }
 
 /// What waits in a socket, message by message.
@@ -88,10 +149,7 @@ pub(super) fn messages(server: &OwnedFd) -> io::Result<Vec<Message>> {
     let mut messages = Vec::new();
     loop {
         let mut bytes = [0; MESSAGE];
-        let mut space = nix::cmsg_space!([RawFd; 1]);
-        let mut buffers = [IoSliceMut::new(&mut bytes)];
-        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC;
-        let received = match recvmsg::<()>(server.as_raw_fd(), &mut buffers, Some(&mut space), flags) {
+        let mut received = match receive(server.as_fd(), &mut bytes) {
             Err(Errno::EAGAIN) => return Ok(messages),
             other => other?,
         };
@@ -99,28 +157,81 @@ pub(super) fn messages(server: &OwnedFd) -> io::Result<Vec<Message>> {
         if received.bytes == 0 {
             return Ok(messages);
         }
-        let mut descriptor = None;
-        for control in received.cmsgs()? {
-            if let ControlMessageOwned::ScmRights(descriptors) = control {
-                // SAFETY: the kernel has just made them for this process.
-                descriptor = descriptors.first().map(|&raw| unsafe { OwnedFd::from_raw_fd(raw) });
-            }
+        let wrong = |what: &str| Err(io::Error::new(io::ErrorKind::InvalidData, what.to_owned()));
+        if received.cut_off {
+            return wrong(
+                "descriptors of the channel are cut off: this process may have too many open files",
+            );
         }
-        if received.bytes != MESSAGE || messages.len() == MAX_MESSAGES {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidData,
-                "the channel's messages are not as expected",
-            ));
+        if received.bytes != MESSAGE || received.descriptors.len() > 1 || messages.len() == MAX_MESSAGES {
+            return wrong("the channel's messages are not as expected");
         }
-        messages.push((bytes, descriptor));
+        messages.push((bytes, received.descriptors.pop()));
     }
 }
 
-/// A socket with this path, which no other process has then.
+/// What a child has of the socket that all have.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Left<'a> {
+    /// Open as long as it accepts.
+    pub(super) accepts: BorrowedFd<'a>,
+    /// Clients that are not meant go to vnumad by this.
+    pub(super) passes: BorrowedFd<'a>,
+}
+
+/// A client that another process has accepted and passed on. `None`: there is none now.
+pub(super) fn take_client(from: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
+    match receive(from, &mut [0]) {
+        Ok(mut received) => Ok(received.descriptors.pop()),
+        Err(Errno::EAGAIN | Errno::EINTR) => Ok(None),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// Passes a client on. False if that could not be done at once.
+///
+/// # Safety
+/// None beyond that of a system call. It makes no other, and allocates nothing.
+pub(super) unsafe fn pass_client(to: RawFd, client: RawFd) -> bool {
+    let (mut byte, mut control) = ([0_u8; 1], [0_usize; 4]);
+    let mut vector = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
+    // SAFETY: all zero is a valid value of this plain structure. The control buffer has room for one header and one descriptor, as `Batch`
+    // checks of one of its size, and all buffers outlive the call.
+    unsafe {
+        let mut header: libc::msghdr = std::mem::zeroed();
+        (header.msg_iov, header.msg_iovlen) = (&raw mut vector, 1);
+        header.msg_control = control.as_mut_ptr().cast();
+        header.msg_controllen = libc::CMSG_SPACE(4) as usize;
+        put_descriptor(&header, client);
+        libc::sendmsg(to, &raw const header, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) == 1
+    }
+}
+
+/// Puts a descriptor into the control buffer of a message.
+///
+/// # Safety
+/// The buffer has room for it.
+unsafe fn put_descriptor(header: &libc::msghdr, descriptor: RawFd) {
+    // SAFETY: as the caller says.
+    unsafe {
+        let control = libc::CMSG_FIRSTHDR(header);
+        (*control).cmsg_level = libc::SOL_SOCKET;
+        (*control).cmsg_type = libc::SCM_RIGHTS;
+        (*control).cmsg_len = libc::CMSG_LEN(4) as usize;
+        libc::CMSG_DATA(control).cast::<RawFd>().write_unaligned(descriptor);
+    }
+}
+
+/// A socket with this path, which no other process has then. What is there and is no socket stays.
 pub(super) fn bind_to(path: &Path, mode: u32) -> io::Result<OwnedFd> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
+    match fs::symlink_metadata(path) {
+        Ok(found) if !found.file_type().is_socket() => {
+            let what = format!("{}: exists and is not a socket; it is left alone", path.display());
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, what));
+        }
+        Ok(_) => fs::remove_file(path)?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error),
     }
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let listener = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
@@ -146,7 +257,7 @@ struct Part {
 impl Batch {
     pub(super) fn new(messages: &[Message]) -> Self {
         // SAFETY: the macro computes a size.
-        let (space, length) = unsafe { (libc::CMSG_SPACE(4) as usize, libc::CMSG_LEN(4) as usize) };
+        let space = unsafe { libc::CMSG_SPACE(4) as usize };
         assert!(space <= size_of::<[usize; 4]>(), "room for one descriptor");
         // Not moved after this, as the parts point into themselves.
         let part = |(bytes, _): &Message| Part {
@@ -166,13 +277,7 @@ impl Batch {
                 header.msg_hdr.msg_control = part.control.as_mut_ptr().cast();
                 header.msg_hdr.msg_controllen = space;
                 // SAFETY: the control buffer has room for one header and one descriptor, which was checked above.
-                unsafe {
-                    let control = libc::CMSG_FIRSTHDR(&raw const header.msg_hdr);
-                    (*control).cmsg_level = libc::SOL_SOCKET;
-                    (*control).cmsg_type = libc::SCM_RIGHTS;
-                    (*control).cmsg_len = length;
-                    libc::CMSG_DATA(control).cast::<RawFd>().write_unaligned(descriptor.as_raw_fd());
-                }
+                unsafe { put_descriptor(&header.msg_hdr, descriptor.as_raw_fd()) };
             }
             headers.push(header);
         }
@@ -234,4 +339,78 @@ pub(super) unsafe fn credentials_of(peer: RawFd) -> libc::ucred {
         )
     };
     credentials
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::sys::{
+        memfd::{MFdFlags, memfd_create},
+        socket::{ControlMessage, MsgFlags, sendmsg, socketpair},
+    };
+    use std::{io::IoSlice, os::unix::fs::chown};
+
+    const MEMORY: &str = "sockets-test-leak";
+
+    /// Descriptors of this process that are the file of these tests.
+    fn open() -> usize {
+        let names =
+            fs::read_dir("/proc/self/fd").unwrap().flatten().filter_map(|fd| fs::read_link(fd.path()).ok());
+        names.filter(|name| name.to_string_lossy().contains(MEMORY)).count()
+    }
+
+    #[test]
+    fn descriptors_that_are_too_many_do_not_stay_open() {
+        for count in [2, 3, 20] {
+            let flags = SockFlag::SOCK_CLOEXEC;
+            let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::Stream, None, flags).unwrap();
+            let memory = memfd_create(MEMORY, MFdFlags::MFD_CLOEXEC).unwrap();
+            let raw = vec![memory.as_raw_fd(); count];
+            let rights = [ControlMessage::ScmRights(&raw)];
+            let message = [IoSlice::new(&[0; MESSAGE])];
+            sendmsg::<()>(ours.as_raw_fd(), &message, &rights, MsgFlags::empty(), None).unwrap();
+            messages(&theirs).expect_err("more than one descriptor");
+            drop((ours, theirs, memory));
+            assert_eq!(open(), 0, "{count} came with one message");
+        }
+    }
+
+    #[test]
+    fn a_client_is_passed_on_and_a_reader_that_has_gone_is_noticed() {
+        let flags = SockFlag::SOCK_CLOEXEC;
+        let pair = || socketpair(AddressFamily::Unix, SockType::Stream, None, flags).unwrap();
+        let ((reads, writes), (client, other)) = (pair(), pair());
+        assert!(take_client(reads.as_fd()).unwrap().is_none());
+        // SAFETY: plain system calls.
+        let pass = || unsafe { pass_client(writes.as_raw_fd(), client.as_raw_fd()) };
+        assert!(pass());
+        let passed = take_client(reads.as_fd()).unwrap().expect("a client");
+        // SAFETY: as above.
+        assert!(unsafe { refuse(passed.as_raw_fd()) });
+        let mut bytes = [0; MESSAGE];
+        assert_eq!((receive(other.as_fd(), &mut bytes).unwrap().bytes, bytes), (MESSAGE, REFUSAL));
+        let passes = (0..100_000).take_while(|_| pass()).count();
+        assert!((1..100_000).contains(&passes), "nobody reads, and it does not wait: {passes}");
+        drop(reads);
+        assert!(!pass());
+    }
+
+    #[test]
+    fn what_is_of_others_is_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("precious");
+        fs::write(&path, "text").unwrap();
+        let error = bind_to(&path, 0o600).unwrap_err().to_string();
+        assert!(error.contains("precious: exists and is not a socket"), "{error}");
+        assert_eq!(fs::read_to_string(&path).unwrap(), "text");
+        if !nix::unistd::geteuid().is_root() {
+            println!("skipped: only root can give a directory to another user");
+            return;
+        }
+        let theirs = dir.path().join("theirs");
+        fs::create_dir(&theirs).unwrap();
+        chown(&theirs, Some(65_534), None).unwrap();
+        let error = make_directory(&theirs).unwrap_err().to_string();
+        assert!(error.contains("theirs: owner = 65534: must be root or the user of vnumad"), "{error}");
+    }
 }
