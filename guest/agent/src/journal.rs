@@ -10,12 +10,15 @@ use serde::{Deserialize, Serialize};
 use std::{
     collections::BTreeMap,
     fs::{self, DirBuilder, File, OpenOptions},
-    io::{self, Read, Write},
+    io::{self, Read},
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     path::{Path, PathBuf},
 };
 use vnuma_model::CpuSet;
-use vnuma_process::text::{sanitize_reason, sanitize_short};
+use vnuma_process::{
+    own,
+    text::{sanitize_reason, sanitize_short},
+};
 
 /// Where it is.
 pub const DIRECTORY: &str = "/run/vnuma-guest";
@@ -135,6 +138,11 @@ pub fn is_unit(name: &str) -> bool {
     known && name.len() <= UNIT_NAME_LIMIT && !name.starts_with(['-', '.']) && name.bytes().all(plain)
 }
 
+#[derive(Deserialize)]
+struct Head {
+    version: u32,
+}
+
 #[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 struct Content {
@@ -172,10 +180,13 @@ pub enum JournalError {
 
 /// Understands the text of a journal of this boot, or says what is wrong with it. One of another boot is empty.
 pub fn parse(text: &str, boot: &str) -> Result<Vec<Change>, String> {
-    let content: Content = serde_json::from_str(text).map_err(|error| sanitize_reason(&error.to_string()))?;
-    if content.version != VERSION {
-        return Err(format!("version = {}: must be {VERSION}", content.version));
+    let wrong = |error: serde_json::Error| sanitize_reason(&error.to_string());
+    // Another version may have other fields.
+    let head: Head = serde_json::from_str(text).map_err(wrong)?;
+    if head.version != VERSION {
+        return Err(format!("version = {}: must be {VERSION}", head.version));
     }
+    let content: Content = serde_json::from_str(text).map_err(wrong)?;
     if content.boot != boot {
         return Ok(Vec::new());
     }
@@ -205,6 +216,7 @@ impl Journal {
     /// Takes it. `root` has the `/proc` of this boot.
     pub fn take(directory: &Path, root: &Path) -> Result<Self, JournalError> {
         at(directory, DirBuilder::new().recursive(true).mode(0o700).create(directory))?;
+        at(directory, own::check_directory(directory))?;
         let path = directory.join(LOCK);
         let mut options = OpenOptions::new();
         let file = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(&path);
@@ -246,19 +258,14 @@ impl Journal {
         }
         let content = Content { version: VERSION, boot: self.boot.clone(), changes: self.changes.clone() };
         let text = at(&path, serde_json::to_string(&content).map_err(io::Error::other))?;
-        let new = self.directory.join(format!("{FILE}.new"));
-        let mut options = OpenOptions::new();
-        options.write(true).create(true).truncate(true).mode(0o600);
-        let write = || options.open(&new)?.write_all(text.as_bytes());
-        at(&new, write())?;
-        at(&path, fs::rename(&new, &path))
+        at(&path, own::write(&path, text.as_bytes()))
     }
 }
 
 /// What has been changed, as the journal in `directory` says, also while another process holds it.
 pub fn read(directory: &Path, root: &Path) -> Result<Vec<Change>, JournalError> {
     let path = directory.join(FILE);
-    let file = match File::open(&path) {
+    let file = match own::open(&path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(source) => return Err(JournalError::File { path, source }),

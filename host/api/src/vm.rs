@@ -32,7 +32,7 @@ pub struct Vm {
     /// answered.
     #[serde(default)]
     pub run_state: Option<String>,
-    /// What is wrong: why its hypervisor cannot be asked anything, or why its guest cannot go on.
+    /// What is wrong: why its hypervisor cannot be asked anything, why its guest cannot go on, or what an earlier vnumad has left.
     pub problem: Option<String>,
     /// Guest nodes in rising order; none in a UMA VM.
     pub nodes: Vec<GuestNode>,

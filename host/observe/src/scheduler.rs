@@ -5,7 +5,9 @@
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use std::{
-    fs, io,
+    fs::{self, File, OpenOptions},
+    io,
+    os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
 };
 use vnuma_abi_bpf::sched::{
@@ -61,6 +63,25 @@ pub enum SchedulerError {
         /// Why.
         problem: String,
     },
+}
+
+/// Opens the directory of the maps. Where any user can make directories in the file system of BPF, another one may have made it: then
+/// the maps may be of that user, and what is in it is not touched.
+pub fn open_directory(directory: &Path) -> Result<File, SchedulerError> {
+    let wrong = |problem: String| SchedulerError::Map { path: directory.to_owned(), problem };
+    let flags = nix::libc::O_DIRECTORY | nix::libc::O_NOFOLLOW;
+    let opened = OpenOptions::new().read(true).custom_flags(flags).open(directory);
+    let opened = opened.map_err(|error| wrong(error.to_string()))?;
+    let found = opened.metadata().map_err(|error| wrong(error.to_string()))?;
+    if let Some(why) = vnuma_process::own::foreign(&found) {
+        return Err(wrong(why));
+    }
+    match found.mode() & 0o7777 {
+        mode if mode & 0o077 != 0 => {
+            Err(wrong(format!("mode = {mode:o}: no user but its owner may enter it")))
+        }
+        _ => Ok(opened),
+    }
 }
 
 /// The name of the sched_ext scheduler that is loaded, if there is one. `root`: `/`, or that of a recorded server.
@@ -132,6 +153,7 @@ impl Scheduler {
     /// The one that is loaded on this host.
     pub fn open(root: &Path, directory: &Path) -> Result<Self, SchedulerError> {
         require(root)?;
+        open_directory(directory)?;
         let header = open_map(directory, HEADER)?;
         let found = check_header(&read_header(&header, directory)?)
             .map_err(|problem| SchedulerError::Map { path: directory.join(HEADER), problem })?;
@@ -154,6 +176,7 @@ impl Scheduler {
     /// Is it the one that is loaded now?
     pub fn check(&self) -> Result<(), SchedulerError> {
         require(&self.root)?;
+        open_directory(&self.directory)?;
         let header = open_map(&self.directory, HEADER)?;
         match read_header(&header, &self.directory)?.instance {
             instance if instance == self.instance => Ok(()),
@@ -304,6 +327,31 @@ mod tests {
             fs::write(path, text).unwrap();
         }
         root
+    }
+
+    #[test]
+    fn maps_in_a_directory_of_others_are_not_opened() {
+        use std::os::unix::fs::{PermissionsExt, chown, symlink};
+        let parent = tempfile::tempdir().unwrap();
+        let directory = parent.path().join("vnuma");
+        let refused = |directory: &Path| open_directory(directory).map(drop).unwrap_err().to_string();
+        assert!(refused(&directory).contains("vnuma: No such file"));
+        fs::create_dir(&directory).unwrap();
+        let set = |mode| fs::set_permissions(&directory, fs::Permissions::from_mode(mode)).unwrap();
+        set(0o700);
+        open_directory(&directory).unwrap();
+        set(0o755);
+        assert!(refused(&directory).ends_with("vnuma: mode = 755: no user but its owner may enter it"));
+        set(0o777);
+        assert!(refused(&directory).ends_with("vnuma: mode = 777: no user but its owner may write to it"));
+        set(0o700);
+        let link = parent.path().join("link");
+        symlink(&directory, &link).unwrap();
+        assert!(refused(&link).contains("link: "));
+        if nix::unistd::geteuid().is_root() {
+            chown(&directory, Some(65_534), None).unwrap();
+            assert!(refused(&directory).contains("vnuma: owner = 65534: must be root"));
+        }
     }
 
     fn required(files: &[(&str, &str)]) -> String {

@@ -29,6 +29,7 @@ mod ledger;
 mod looker;
 mod looks;
 pub mod main_loop;
+pub mod own;
 mod pages;
 mod priority;
 pub mod procfs;

@@ -17,7 +17,7 @@ use std::{
 use vnuma_abi_bpf::sched::{Assignment, Exit, Header, MAGIC, STEAL_PRESSURE, VERSION};
 use vnuma_observe::{
     read_host_topology,
-    scheduler::{ASSIGNMENTS, COUNTS, DIRECTORY, HEADER, loaded_scheduler},
+    scheduler::{ASSIGNMENTS, COUNTS, DIRECTORY, HEADER, loaded_scheduler, open_directory},
 };
 
 /// The program, aligned as libbpf reads it.
@@ -49,7 +49,7 @@ impl Lock {
             }
             _ => {}
         }
-        let directory = File::open(DIRECTORY).context(DIRECTORY)?;
+        let directory = open_directory(Path::new(DIRECTORY))?;
         let locked = Flock::lock(directory, FlockArg::LockExclusiveNonblock);
         let locked =
             locked.map_err(|(_, errno)| anyhow!("{DIRECTORY}: {errno}: another scx_vnuma uses it"))?;

@@ -94,6 +94,7 @@ pub fn examine_with(
     for vm in vms {
         let mut of_vm = vec![connection(vm)];
         of_vm.extend(vm.run_state.as_deref().map(|state| guest(vm, state)));
+        of_vm.extend(masks(vm));
         if vm.described {
             of_vm.push(guest_nodes(vm));
             if !vm.nodes.is_empty() {
@@ -329,6 +330,16 @@ fn connection(vm: &Vm) -> Check {
         }
         None => Check::lower(Level::Missing, "connection", &vm.hypervisor.to_string(), why, remedy),
     }
+}
+
+/// What vnumad says of a VM whose vCPUs have CPUs of an earlier vnumad's policies.
+const CONFINED: &str = "has confined vCPUs";
+
+/// The CPUs of its vCPUs, if they are not its operator's and no policy of this vnumad has set them.
+fn masks(vm: &Vm) -> Option<Check> {
+    let why = vm.problem.as_deref().filter(|problem| problem.contains(CONFINED))?;
+    let remedy = "start the vnumad that has written the record, or set the CPUs by hand (`taskset`) and remove the file (docs/vnumad.md)";
+    Some(Check::lower(Level::Reduced, "masks", "an earlier vnumad's", why, remedy))
 }
 
 /// What vnumad says of a VM that is not managed, as another one has its name.

@@ -33,6 +33,11 @@ fn the_manual_names_errors_by_their_text() {
     let owner = || " (process 7)".to_owned();
     made.push(SocketError::InUse { socket: socket.clone(), owner: owner() }.to_string());
     made.push(SocketError::RecordsInUse { directory: records.clone(), owner: owner() }.to_string());
+    let foreign = std::io::Error::other("mode = 777");
+    made.push(
+        SocketError::System { path: records.clone(), act: "keeping records there", source: foreign }
+            .to_string(),
+    );
     fs::remove_file(&socket).expect("removed");
     made.push(error(path, &with("group = \"no-such-group\"\n")));
     let taken = std::net::TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0)).expect("a port");

@@ -95,7 +95,7 @@ fn vm(
         channel,
         attach_on_arrival: vm.stays_marked(),
         run_state: described.then(|| state_word(&vm.description.run_state).to_owned()),
-        problem: problem.or_else(|| stuck(vm)).or_else(|| kept(vm)).or(unseen),
+        problem: problem.or_else(|| stuck(vm)).or_else(|| kept(vm)).or_else(|| confined(vm)).or(unseen),
         nodes: vm.description.guest_nodes.iter().map(node).collect(),
         distances: vm.placement.distances().clone(),
         vcpus: vm.description.vcpus.iter().filter_map(|described| vcpu(vm, described)).collect(),
@@ -155,6 +155,12 @@ fn kept(vm: &Vm) -> Option<String> {
     );
     let times = if times == 1 { "once".to_owned() } else { format!("{times} times") };
     Some(format!("the guest has not released the channel's device, which it was asked for {times}; {then}"))
+}
+
+/// Masks of an earlier vnumad could not be given back. No policy begins before.
+fn confined(vm: &Vm) -> Option<String> {
+    let problem = vm.scheduling.restore.last.as_ref()?;
+    Some(format!("an earlier vnumad has confined vCPUs, and that is not undone yet: {problem}"))
 }
 
 /// A VM of which only the handle is known.

@@ -7,9 +7,8 @@
 use super::devices::Observed;
 use crate::core::uses::VmUse;
 use std::{
-    fs::{self, DirBuilder, OpenOptions},
-    io::{self, Read, Write},
-    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    fs,
+    io::{self, Read},
     path::{Path, PathBuf},
     sync::{Mutex, MutexGuard, PoisonError},
 };
@@ -20,6 +19,7 @@ use vnuma_placement::{
     Claim, NodeCapacity, PlaceError, Pool, Request, RequestError,
     reservation::{Book, Ground, ReleaseError, Reservation, ReserveError, file},
 };
+use vnuma_process::own;
 
 /// Why a VM is not placed, or a reservation not given up.
 #[derive(Debug, thiserror::Error)]
@@ -244,7 +244,7 @@ impl Placements {
     fn read(&self, now_ns: u64) -> Result<Book, PlacementError> {
         let failed = |source| PlacementError::Io { path: self.file.clone(), source };
         let mut bytes = Vec::new();
-        match fs::File::open(&self.file) {
+        match own::open(&self.file) {
             Ok(file) => file.take(file::MAX_BYTES as u64 + 1).read_to_end(&mut bytes).map_err(failed)?,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Book::default()),
             Err(error) => return Err(failed(error)),
@@ -257,19 +257,7 @@ impl Placements {
     fn write(&self, book: &Book) -> Result<(), PlacementError> {
         let failed = |source| PlacementError::Io { path: self.file.clone(), source };
         let text = file::print(book, &self.boot_id()?);
-        let new = self.file.with_extension("new");
-        let write = || {
-            if let Some(directory) = self.file.parent() {
-                DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
-            }
-            // A process may have been killed here.
-            let _ = fs::remove_file(&new);
-            let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
-            let written = file.write_all(text.as_bytes()).and_then(|()| fs::rename(&new, &self.file));
-            // What there is of it takes room on a file system that has none.
-            written.inspect_err(|_| drop(fs::remove_file(&new)))
-        };
-        write().map_err(failed)
+        own::write(&self.file, text.as_bytes()).map_err(failed)
     }
 }
 

@@ -127,6 +127,9 @@ pub(crate) struct RecordsLock {
 
 impl RecordsLock {
     pub(crate) fn take(directory: &Path) -> Result<Self, SocketError> {
+        let foreign =
+            |source| SocketError::System { path: directory.into(), act: "keeping records there", source };
+        vnuma_process::own::check_directory(directory).map_err(foreign)?;
         if let Some(parent) = directory.parent() {
             create_directory(parent).map_err(|source| SocketError::System {
                 path: directory.into(),
@@ -215,6 +218,18 @@ mod tests {
         drop(first);
         assert!(RecordsLock::take(&records).is_ok());
         assert!(!records.exists(), "it is made with the first record");
+    }
+
+    /// Others could have vnumad give back masks, or take over channels, of their making.
+    #[test]
+    fn no_records_are_kept_where_others_can_write() {
+        let directory = tempfile::tempdir().expect("a directory");
+        std::fs::set_permissions(directory.path(), Permissions::from_mode(0o777)).expect("set");
+        let error = RecordsLock::take(directory.path()).expect_err("refused").to_string();
+        assert!(
+            error.contains(": keeping records there: mode = 777: no user but its owner may write"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -3,16 +3,17 @@
 //! A record only names things; the channel itself is in the hypervisor. One that is lost or stale costs a
 //! detach and an attach, nothing else.
 
+use super::mask_records::check_version;
 use crate::core::sanitize;
 use serde::{Deserialize, Serialize};
 use std::{
-    fs::{self, DirBuilder, OpenOptions},
-    io::{self, Read, Write},
-    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    fs,
+    io::{self, Read},
     path::{Path, PathBuf},
 };
 use tracing::warn;
 use vnuma_channel::Identity;
+use vnuma_process::own;
 
 /// Longest record, in bytes.
 const SIZE_LIMIT: u64 = 1 << 16;
@@ -32,10 +33,8 @@ struct Record {
 
 /// Understands the text of a record, or says what is wrong with it.
 pub fn parse_record(text: &str) -> Result<Identity, String> {
+    check_version(text, VERSION)?;
     let record: Record = serde_json::from_str(text).map_err(|error| sanitize(&error.to_string()))?;
-    if record.version != VERSION {
-        return Err(format!("version = {}: must be {VERSION}", record.version));
-    }
     Ok(record.channel)
 }
 
@@ -93,14 +92,7 @@ impl ChannelRecords {
     /// Writes the record of a channel, atomically.
     pub(crate) fn write(&self, pid: i32, channel: Identity) -> io::Result<()> {
         let text = serde_json::to_string(&Record { version: VERSION, channel })?;
-        DirBuilder::new().recursive(true).mode(0o700).create(&self.0)?;
-        let new = self.0.join(format!("{pid}.new"));
-        // A process may have been killed here.
-        let _ = fs::remove_file(&new);
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
-        let written = file.write_all(text.as_bytes()).and_then(|()| fs::rename(&new, self.path(pid)));
-        // What there is of it takes room on a file system that has none.
-        written.inspect_err(|_| drop(fs::remove_file(&new)))
+        own::write(&self.path(pid), text.as_bytes())
     }
 
     /// Reads the record of a process.
@@ -108,7 +100,7 @@ impl ChannelRecords {
         let path = self.path(pid);
         let wrong = |what: String| io::Error::other(format!("{}: {what}", path.display()));
         let mut text = String::new();
-        let file = fs::File::open(&path)
+        let file = own::open(&path)
             .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))?;
         file.take(SIZE_LIMIT).read_to_string(&mut text).map_err(|error| wrong(error.to_string()))?;
         parse_record(&text).map_err(wrong)
@@ -185,6 +177,7 @@ mod tests {
             ("{\"version\":1}", "missing field `channel`"),
             ("{\"version\":1,\"channel\":{\"x\":2}}", "unknown field `x`"),
             ("{\"version\":1,\"x\":2}", "unknown field `x`"),
+            ("{\"version\":2,\"channels\":[]}", "version = 2: must be 1"),
             ("{\"version\":1,\"\\u001b[2J\":2}", r"unknown field `\u{1b}[2J`"),
             (&good, "version = 9: must be 1"),
             ("\u{1}", "expected value"),

@@ -5,24 +5,24 @@ use crate::core::{event::MaskOrder, sanitize};
 use serde::{Deserialize, Serialize};
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs::{self, DirBuilder, OpenOptions},
-    io::{self, Read, Write},
-    os::{
-        fd::{AsFd, OwnedFd},
-        unix::fs::{DirBuilderExt, OpenOptionsExt},
-    },
+    fs,
+    io::{self, Read},
+    os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
     sync::Arc,
 };
 use tracing::warn;
 use vnuma_model::CpuSet;
-use vnuma_process::{ActError, pin_thread_if, procfs};
+use vnuma_process::{ActError, own, pin_thread_if, procfs};
 
 /// Longest record, in bytes: one of 8192 threads whose masks have all gaps that there can be is shorter.
 const SIZE_LIMIT: u64 = 256 << 20;
 
 /// Layout of a record; another one is not understood.
 const VERSION: u32 = 1;
+
+/// What becomes of a record that is not understood.
+const STAYS: &str = "the record stays, for the vnumad that has written it";
 
 /// A record.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
@@ -78,12 +78,24 @@ impl Kept {
     }
 }
 
+/// Refuses the text of a record of another version, whatever its fields are.
+pub(super) fn check_version(text: &str, version: u32) -> Result<(), String> {
+    #[derive(Deserialize)]
+    struct Head {
+        version: u32,
+    }
+    let head: Head = serde_json::from_str(text).map_err(|error| sanitize(&error.to_string()))?;
+    if head.version == version {
+        Ok(())
+    } else {
+        Err(format!("version = {}: must be {version}", head.version))
+    }
+}
+
 /// Understands the text of a record, or says what is wrong with it.
 pub fn parse_masks(text: &str) -> Result<MaskRecord, String> {
+    check_version(text, VERSION)?;
     let record: MaskRecord = serde_json::from_str(text).map_err(|error| sanitize(&error.to_string()))?;
-    if record.version != VERSION {
-        return Err(format!("version = {}: must be {VERSION}", record.version));
-    }
     let bad = |kept: &Kept| kept.operator.is_empty() || kept.set.iter().any(CpuSet::is_empty);
     if let Some((tid, _)) = record.threads.iter().find(|(tid, kept)| **tid <= 0 || bad(kept)) {
         return Err(format!("threads: {tid}: neither the number of a thread nor masks that one can have"));
@@ -138,6 +150,11 @@ impl Masks {
     ) -> Result<(), String> {
         let started = procfs::read_start_time(pid, pid).map_err(|error| error.to_string())?;
         let fresh = || Process { pidfd: None, started, threads: BTreeMap::new() };
+        // Those of an earlier vnumad were given back before. What is left has masks that are not known.
+        if !self.known.contains_key(&pid) && fs::symlink_metadata(self.path(pid)).is_ok() {
+            let there = "there is a record of masks that were not given back";
+            return Err(format!("{}: {there}", self.path(pid).display()));
+        }
         let process = self.known.entry(pid).or_insert_with(fresh);
         if process.started != started {
             *process = fresh();
@@ -286,23 +303,15 @@ impl Masks {
         let Some(process) = self.known.get(&pid) else { return Ok(()) };
         let record =
             MaskRecord { version: VERSION, started: process.started, threads: process.threads.clone() };
-        let text = serde_json::to_string(&record)?;
-        DirBuilder::new().recursive(true).mode(0o700).create(&self.directory)?;
-        let new = self.directory.join(format!("{pid}.masks.new"));
-        // A process may have been killed here.
-        let _ = fs::remove_file(&new);
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
-        let written = file.write_all(text.as_bytes()).and_then(|()| fs::rename(&new, self.path(pid)));
-        // What there is of it takes room on a file system that has none.
-        written.inspect_err(|_| drop(fs::remove_file(&new)))
+        own::write(&self.path(pid), serde_json::to_string(&record)?.as_bytes())
     }
 
-    /// The record of an earlier vnumad. One that cannot be understood is removed: it will not be later either. One that cannot be read
-    /// stays.
+    /// The record of another vnumad. One that cannot be read or understood stays: it says what the operators' masks are, and a newer
+    /// vnumad may have written it.
     fn read(&self, pid: i32) -> Result<Option<MaskRecord>, String> {
         let path = self.path(pid);
         let wrong = |what: String| format!("{}: {what}", path.display());
-        let file = match fs::File::open(&path) {
+        let file = match own::open(&path) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(wrong(error.to_string())),
@@ -311,7 +320,7 @@ impl Masks {
         file.take(SIZE_LIMIT).read_to_end(&mut bytes).map_err(|error| wrong(error.to_string()))?;
         let understood = String::from_utf8(bytes).map_err(|error| error.to_string());
         let understood = understood.and_then(|text| parse_masks(&text));
-        understood.map(Some).map_err(wrong).inspect_err(|_| self.remove(pid))
+        understood.map(Some).map_err(|what| wrong(format!("{what} ({STAYS})")))
     }
 
     fn remove(&self, pid: i32) {
@@ -455,10 +464,38 @@ mod tests {
         fs::rename(&kept, &path).expect("back");
         assert_eq!(next.restore(pid, Some(&pidfd), &all), Ok(1));
         assert_eq!(read_allowed(pid, tid).expect("a mask"), all);
-        // What cannot be understood is removed.
-        fs::write(&path, b"\xff").expect("written");
-        next.restore(pid, Some(&pidfd), &all).expect_err("no text");
-        assert!(!path.exists());
+    }
+
+    /// Without it nobody would know what the operators' masks are.
+    #[test]
+    fn a_record_that_is_not_understood_stays_and_nothing_takes_its_place() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let pid = own_pid();
+        let pidfd = Arc::new(open_pidfd(pid).expect("a pidfd"));
+        let (tid, _keep) = thread();
+        let all = read_allowed(pid, tid).expect("a mask");
+        let one: CpuSet = all.iter().take(1).collect();
+        let path = directory.path().join(format!("{pid}.masks"));
+        let newer = format!("{{\"version\":2,\"started\":1,\"groups\":[\"{all}\"]}}");
+        for (text, problem) in [(newer.as_bytes(), "version = 2: must be 1"), (b"\xff", "invalid utf-8")] {
+            own::write(&path, text).expect("written");
+            let mut masks = Masks::new(directory.path().into());
+            masks.tidy();
+            for _ in 0..2 {
+                let error = masks.restore(pid, Some(&pidfd), &all).expect_err(problem);
+                let named = error.contains(problem) && error.contains(".masks: ") && error.contains(STAYS);
+                assert!(named, "{error}");
+            }
+            let error = masks.note(pid, &pidfd, &[order(tid, &all, &one)], false).expect_err("no room");
+            assert!(error.contains("there is a record of masks that were not given back"), "{error}");
+            masks.process_ended(pid);
+            assert_eq!(fs::read(&path).expect("it stays"), text);
+        }
+        std::os::unix::fs::chown(&path, Some(65_534), None)
+            .unwrap_or_else(|error| println!("skipped: {error}"));
+        let error =
+            Masks::new(directory.path().into()).restore(pid, Some(&pidfd), &all).expect_err("of others");
+        assert!(!nix::unistd::geteuid().is_root() || error.contains("owner = 65534"), "{error}");
     }
 
     #[test]
@@ -466,6 +503,7 @@ mod tests {
         for (text, problem) in [
             ("", "EOF"),
             ("{\"version\":2,\"started\":1,\"threads\":{}}", "version = 2: must be 1"),
+            ("{\"version\":2,\"groups\":[]}", "version = 2: must be 1"),
             (
                 "{\"version\":1,\"started\":1,\"threads\":{\"0\":{\"operator\":\"0\",\"set\":[]}}}",
                 "threads: 0: neither",

@@ -332,7 +332,10 @@ mod tests {
     impl Loaded {
         fn new() -> Result<Self, String> {
             let pins = Pins(tempfile::tempdir().expect("a directory"));
-            let mounted = Command::new("mount").args(["-t", "bpf", "bpf"]).arg(pins.0.path()).output();
+            let mounted = Command::new("mount")
+                .args(["-t", "bpf", "-o", "mode=0700", "bpf"])
+                .arg(pins.0.path())
+                .output();
             let mounted = mounted.map_err(|error| error.to_string())?;
             if !mounted.status.success() {
                 return Err(String::from_utf8_lossy(&mounted.stderr).trim().to_owned());

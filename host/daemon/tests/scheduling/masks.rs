@@ -165,7 +165,9 @@ fn masks_that_could_not_be_given_back_are_tried_again() {
     }
     assert_eq!(run.restored, [PID, PID, PID]);
     assert_eq!(run.lines.iter().filter(|line| line.contains("not undone yet")).count(), 1);
+    let problem = |run: &Run| run.core.show("a").expect("shown").problem;
+    assert!(problem(&run).is_some_and(|problem| problem.contains("not undone yet: no CPU is online")));
     run.step(Event::MasksRestored(run.task, Ok(1)));
     run.step(Event::Resync);
-    assert_eq!(run.restored.len(), 3);
+    assert_eq!((run.restored.len(), problem(&run)), (3, None));
 }

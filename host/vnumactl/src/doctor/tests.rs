@@ -539,3 +539,14 @@ fn a_domain_that_apparmor_keeps_from_the_channel_is_named_with_what_to_do() {
     let by_qmp = Vm { backend: "qmp".into(), ..domain("a", 1) };
     assert_eq!(crate::confinement::checks(&[attached, by_qmp], &denied), []);
 }
+
+#[test]
+fn masks_that_an_earlier_vnumad_has_left_are_named() {
+    let why = "an earlier vnumad has confined vCPUs, and that is not undone yet: /run/vnuma/channels/7.masks: version = 2: must be 1";
+    let left = Vm { problem: Some(why.to_owned()), ..vm("a", &[Some(0), Some(1)]) };
+    let checks = examine(&daemon("bpf"), &HostTopology::default(), &[left]);
+    assert_eq!(found(&checks, "masks"), ("an earlier vnumad's".into(), Level::Reduced));
+    assert!(text(&checks).contains("7.masks: version = 2"));
+    let checks = examine(&daemon("bpf"), &HostTopology::default(), &[vm("a", &[Some(0), Some(1)])]);
+    assert!(checks.iter().all(|check| check.check != "masks"));
+}
