@@ -11,10 +11,10 @@ use crate::{
     Action, Reason, Step,
     world::{ChannelState, ConnectionId, Unplug},
 };
-use vnuma_model::Backoff;
+use vnuma_model::{Backoff, Rest};
 
-/// Between two attempts to attach a VM over one connection.
-const PAUSE_NS: u64 = SECOND_NS;
+/// Between attempts to attach a VM over one connection. Each costs its hypervisor, and vnumad, a channel.
+const REST: Rest = Rest::new(SECOND_NS, 16 * SECOND_NS);
 
 /// Pause between the first request for a device and the second one, and the longest pause. QEMU may refuse to ask sooner.
 const PAUSES: Backoff = Backoff::new(6 * SECOND_NS, 30 * SECOND_NS);
@@ -27,9 +27,9 @@ const SECOND_NS: u64 = 1_000_000_000;
 /// A VM that is marked is attached as soon as its guest runs: after its arrival, or where a migration has failed.
 pub struct Plugging;
 
-/// Over which connection it was tried last to attach a VM, and when.
+/// Over which connection it was tried last to attach a VM, and how long it rests from that.
 #[derive(Clone, Debug, Default)]
-pub struct PluggingMemory(PerVm<Option<(ConnectionId, u64)>>);
+pub struct PluggingMemory(PerVm<Option<(ConnectionId, Rest)>>);
 
 impl Propose for Plugging {
     type Memory = PluggingMemory;
@@ -59,9 +59,11 @@ impl Propose for Plugging {
             if vm.is_to_be_attached() {
                 let tried = memory.0.of(id, vm.found_ns);
                 let last = tried.filter(|(known, _)| *known == connection);
-                let not_before_ns = last.map_or(0, |(_, tried_ns)| tried_ns.saturating_add(PAUSE_NS));
+                let mut rest = last.map_or(REST, |(_, rest)| rest);
+                let not_before_ns = rest.until_ns();
                 if not_before_ns <= now.now_ns {
-                    *tried = Some((connection, now.now_ns));
+                    rest.begin(now.now_ns);
+                    *tried = Some((connection, rest));
                 }
                 steps.push(Step { vm: id, action: Action::Attach(Reason::Marked), not_before_ns });
             }
