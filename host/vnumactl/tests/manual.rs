@@ -55,6 +55,8 @@ fn the_manual_names_errors_by_their_text() {
         Refusal::Unfinished { source: timeout() },
         Refusal::AskedAgain { source: VmError::DetachPending { vm: vm(), limit_ms: 1000 } },
         Refusal::Watchers { uid: 7, most: 16 },
+        Refusal::Requests { who: "user 7".into(), has: 9 },
+        Refusal::Overloaded,
         Refusal::Migrating { vm: vm(), destination: "tcp:b:1".into() },
         Refusal::Waits { vm: vm() },
         Refusal::NoMigration { vm: vm() },
