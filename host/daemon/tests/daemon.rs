@@ -8,13 +8,15 @@ use common::{
     vms::{Process, VcpuThread, describe, pin},
     wait_for,
 };
-use nix::{fcntl::OFlag, sys::stat::Mode, unistd::mkfifo};
 use serde_json::{Value, json};
 use std::{
-    io::Write,
     mem::offset_of,
-    os::unix::fs::{OpenOptionsExt, PermissionsExt},
+    os::unix::fs::PermissionsExt,
     process,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 use vnuma_abi_topology_channel::{Guest, MODE_SAFE};
@@ -22,6 +24,7 @@ use vnuma_channel_model::GuestEnd;
 use vnuma_hypervisor::{Plugged, VmError, VmEvent};
 use vnuma_model::MigrationStatus;
 use vnuma_observe::location::Prefer;
+use vnuma_process::faults::{self, Fault};
 
 fn own_pid() -> i32 {
     process::id().cast_signed()
@@ -579,22 +582,15 @@ fn a_disk_that_does_not_answer_holds_up_no_other_vm() {
     post(&daemon, "/v1/vms/web/attach", "");
     let guest = daemon.guest("web");
     daemon.stop();
-    // Reading the record waits until somebody writes to it, as it waits for a disk. The other VM is of this process
-    // too, so its record takes that name once it is attached: the slow one has a second name, and is opened before.
-    let record = daemon.config.records.join(format!("{}.json", own_pid()));
-    let slow = daemon.config.records.join("slow");
-    let text = std::fs::read_to_string(&record).expect("read");
-    std::fs::remove_file(&record).expect("removed");
-    mkfifo(&record, Mode::S_IRUSR | Mode::S_IWUSR).expect("made");
-    std::fs::hard_link(&record, &slow).expect("linked");
-    daemon.restart();
-    let mut disk = None;
-    wait_for("the daemon to open the record", || {
-        // No writer can open it before a reader has.
-        disk =
-            std::fs::OpenOptions::new().write(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(&slow).ok();
-        disk.is_some()
+    // The other VM is of this process too, so its record takes that name once it is attached: the slow one is opened before.
+    let record = daemon.config.records.join(format!("{}.json", own_pid())).display().to_string();
+    let opened = Arc::new(AtomicBool::new(false));
+    let seen = Arc::clone(&opened);
+    let slow = faults::inject(move |name, _| {
+        (name == record && !seen.swap(true, Ordering::Relaxed)).then_some(Fault::Hang)
     });
+    daemon.restart();
+    wait_for("the daemon to open the record", || opened.load(Ordering::Relaxed));
     let others = two_nodes(&daemon, "db");
     assert_eq!(post(&daemon, "/v1/vms/db/attach", "").0, 200);
     let other = daemon.guest("db");
@@ -604,7 +600,7 @@ fn a_disk_that_does_not_answer_holds_up_no_other_vm() {
     });
     assert_ne!(get(&daemon, "/v1/vms/web").1["channel"], "attached", "its record was not read yet");
     threads[0].pin(1);
-    disk.take().expect("open").write_all(text.as_bytes()).expect("fits into the pipe");
+    drop(slow);
     wait_for("it to be published", || guest.read().is_ok_and(|published| published.vcpus[0].node == 1));
     assert_eq!(get(&daemon, "/v1/vms/web").1["channel"], "attached");
 }

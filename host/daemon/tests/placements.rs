@@ -379,18 +379,18 @@ fn what_cannot_be_written_is_not_reserved() {
     let daemon = start();
     let records = &daemon.config.records;
     // The new file is written under this name first.
-    fs::create_dir_all(records.join("reservations.new")).expect("created");
+    fs::create_dir_all(records.join("reservations.json.new")).expect("created");
     let (status, answer) = place(&daemon, "a", 2, &["0000:80:00.0"]);
     let message = answer["message"].as_str().expect("a message");
     let file = records.join("reservations.json");
     assert!(status == 500 && message.starts_with(&format!("{}: ", file.display())), "{status} {message}");
     assert!(reservations(&daemon).is_empty() && !file.exists());
-    fs::remove_dir(records.join("reservations.new")).expect("removed");
+    fs::remove_dir(records.join("reservations.json.new")).expect("removed");
     // Neither its number nor its name, device and CPUs are taken.
     let (status, answer) = place(&daemon, "a", 2, &["0000:80:00.0"]);
     assert_eq!((status, &answer["reservation"]["id"]), (200, &json!(0)));
     // What is there stays if it cannot be given up for the same reason.
-    fs::create_dir_all(records.join("reservations.new")).expect("created");
+    fs::create_dir_all(records.join("reservations.json.new")).expect("created");
     assert_eq!(ask(&daemon.socket, "POST", "/v1/placements/a/release", "").0, 500);
     assert_eq!(reservations(&daemon).len(), 1);
 }

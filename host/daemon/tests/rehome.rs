@@ -305,6 +305,23 @@ fn who_may_only_look_pays_for_the_description() {
     }
 }
 
+#[test]
+fn who_cannot_pay_for_a_description_is_answered_and_an_operator_gets_it() {
+    let mut run = Run::new(MemoryPolicy::None);
+    run.pass(60);
+    let (to, operator) = asked();
+    drop(run.core.step(run.now_ns + 1, [Event::Requested(50, Request::Rehome("a".into(), wish(1), to))]));
+    let (to, reader) = asked();
+    let to = to.of(Requester::default().paid_by(Some(Party::User(7))));
+    // Long enough after the operator's, whose description takes its time.
+    run.now_ns += 2 * SECOND_NS;
+    drop(run.core.step(run.now_ns, [Event::Requested(51, Request::ShowRehome("a".into(), to))]));
+    run.step(Event::Hypervisor(run.vm.1, Report::NotDescribed));
+    assert!(reader.try_recv().is_ok() && operator.try_recv().is_err(), "the operator waits for its own");
+    run.step(Event::Hypervisor(run.vm.1, Report::Described(run.described())));
+    assert!(operator.try_recv().expect("answered").is_ok());
+}
+
 fn wish(node: u32) -> RehomeWish {
     RehomeWish { guest_node: 0, node, dry_run: false, move_pinned: false, why: None }
 }
@@ -838,7 +855,8 @@ fn a_vm_pays_for_what_it_causes_and_not_for_what_operators_want() {
     let mut run = Run::new(MemoryPolicy::None);
     let places_of = |run: &mut Run| {
         run.pass(60);
-        let shown = run.ask(51, |to| Request::ShowRehome("a".into(), to)).expect("shown");
+        let user = Requester::default().paid_by(Some(Party::User(7)));
+        let shown = run.ask(51, |to| Request::ShowRehome("a".into(), to.of(user))).expect("shown");
         shown.guest_nodes[0].places.iter().map(|place| place.bytes / MIB).collect::<Vec<_>>()
     };
     run.mib = [700, 50];

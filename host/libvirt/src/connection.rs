@@ -17,7 +17,7 @@ use crate::{
     events::{DomainEvent, Queue},
     lane::{Lane, NoResult},
     library::text,
-    slots::{Kind, NoSlot, Slot, Slots},
+    slots::{Kind, LongCalls, NoSlot, Slot, Slots},
 };
 use nix::sys::eventfd::EventFd;
 use std::{
@@ -67,6 +67,8 @@ pub(crate) struct Shared {
     lane: Lane,
     /// Calls for domains.
     slots: Arc<Slots<Opened>>,
+    /// Migrations.
+    pub(crate) long: LongCalls,
     state: Mutex<State>,
     /// Another list would have something else in it.
     changes: Arc<EventFd>,
@@ -100,7 +102,8 @@ impl Connection {
         let state = State::Closed { from: Instant::now(), pauses: PAUSES, problem };
         let (state, subscribers, slots) = (Mutex::new(state), Mutex::default(), Arc::default());
         let (uri, changed) = (uri.to_owned(), AtomicBool::new(true));
-        let shared = Shared { library, uri, lane, slots, state, changes, changed, subscribers };
+        let long = LongCalls::default();
+        let shared = Shared { library, uri, lane, slots, long, state, changes, changed, subscribers };
         Ok(Self { shared: Arc::new(shared) })
     }
 

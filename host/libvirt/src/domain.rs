@@ -225,6 +225,7 @@ impl Domain {
         let (outcome, ended) = mpsc::channel();
         // Over a connection of its own, as it would have a slot for hours.
         let make = move || {
+            let _call = shared.long.begin();
             let opened = shared.opened().and_then(|_| Opened::another(&shared)).map(Arc::new);
             let found = opened.and_then(|opened| Found::of(&opened, &uuid));
             found.and_then(|found| {

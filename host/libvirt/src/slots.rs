@@ -24,6 +24,9 @@ pub(crate) const CONNECTIONS: usize = 12;
 pub(crate) const WAITING: usize = 8;
 pub(crate) const LATE: usize = 4;
 
+/// Calls that may take hours, such as migrations, at a time: with those that QEMU has to answer fewer than `max_workers`.
+const LONG: usize = 8;
+
 /// How long it is waited for a slot before another connection is opened.
 const PATIENCE: Duration = Duration::from_millis(100);
 
@@ -37,6 +40,34 @@ pub(crate) struct Kind {
     pub(crate) waits: bool,
     /// The last call for this domain was not answered in time.
     pub(crate) late: bool,
+}
+
+/// Calls that may take hours. Each has a thread and a connection of its own; those beyond [`LONG`] wait.
+#[derive(Debug, Default)]
+pub(crate) struct LongCalls {
+    under_way: Mutex<usize>,
+    ended: Condvar,
+}
+
+/// One that is under way until this is dropped.
+#[derive(Debug)]
+pub(crate) struct LongCall<'a>(&'a LongCalls);
+
+impl LongCalls {
+    /// Begins one when it may.
+    pub(crate) fn begin(&self) -> LongCall<'_> {
+        let under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
+        let may = self.ended.wait_while(under_way, |under_way| *under_way >= LONG);
+        *may.unwrap_or_else(PoisonError::into_inner) += 1;
+        LongCall(self)
+    }
+}
+
+impl Drop for LongCall<'_> {
+    fn drop(&mut self) {
+        *self.0.under_way.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        self.0.ended.notify_one();
+    }
 }
 
 /// Slots over connections of a kind.
@@ -224,6 +255,19 @@ mod tests {
         fn open(&self) -> Vec<(usize, bool)> {
             self.slots.lock().open.iter().map(|(number, busy)| (**number, *busy)).collect()
         }
+    }
+
+    #[test]
+    fn so_many_long_calls_are_under_way_and_the_next_one_begins_when_one_ends() {
+        let calls = LongCalls::default();
+        let mut all: Vec<_> = (0..LONG).map(|_| calls.begin()).collect();
+        std::thread::scope(|scope| {
+            let next = scope.spawn(|| drop(calls.begin()));
+            std::thread::sleep(Duration::from_millis(20));
+            assert!(!next.is_finished(), "it has to wait");
+            all.pop();
+            next.join().expect("it has begun");
+        });
     }
 
     #[test]

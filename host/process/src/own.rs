@@ -36,6 +36,8 @@ pub fn open(path: &Path) -> io::Result<File> {
     if !found.is_file() {
         return Err(refused("it is no regular file".to_owned()));
     }
+    #[cfg(any(test, feature = "faults"))]
+    crate::faults::meet(crate::faults::of(&path.display().to_string(), None));
     foreign(&found).map_or(Ok(file), |why| Err(refused(why)))
 }
 

@@ -139,7 +139,8 @@ impl Callers {
         let wanted = u32::try_from(nodes.len()).unwrap_or(u32::MAX).saturating_mul(2 * u32::from(lanes));
         Self {
             waiting: Vec::new(),
-            most: MOST,
+            // Nodes do not push each other out.
+            most: MOST.max(wanted as usize),
             nodes: nodes.into_iter().collect(),
             limits,
             calls: Rate::new(CALLS, CALLS_AT_ONCE.max(wanted)),

@@ -27,6 +27,9 @@ pub struct Moved {
     pub cursor: u64,
 }
 
+/// For pages of a program whose mappings took all the time there was.
+const LEAST: Duration = Duration::from_millis(100);
+
 /// Moves up to `kib` of what is on other nodes, from the address `from` on and then from the beginning, until `end`.
 pub fn move_to(
     root: &Path,
@@ -45,7 +48,11 @@ pub fn move_to(
     let half = begin + end.saturating_duration_since(begin) / 2;
     let goes_on = || Instant::now() < half;
     let mappings = maps::read_movable(root, id.pid, goes_on).map_err(failed)?;
+    let mut whole = goes_on();
+    // What was read is used: a program that takes long to read is moved, too.
+    let end = end.max(Instant::now() + LEAST);
     let ends = maps::read_ranges(root, id.pid, || Instant::now() < end).map_err(failed)?;
+    whole &= Instant::now() < end;
     let mut moved = Moved { cursor: from, ..Moved::default() };
     for (start, stop) in ranges(&mappings, &ends, node, from) {
         for first in (start..stop).step_by(PAGES_AT_ONCE * PAGE as usize) {
@@ -70,7 +77,8 @@ pub fn move_to(
             }
         }
     }
-    Ok(Moved { settled: true, cursor: 0, ..moved })
+    // What was not read may be elsewhere.
+    Ok(Moved { settled: whole, cursor: if whole { 0 } else { moved.cursor }, ..moved })
 }
 
 /// Ranges that have pages on other nodes, those from `from` on first.

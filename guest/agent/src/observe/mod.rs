@@ -81,11 +81,15 @@ impl Observer {
             let placed = |id| state.placed(id).is_some();
             let seen = match processes::read(&self.root, pid, rules, &self.users, turn, placed) {
                 Seen::Found(mut process, user, whole) => {
-                    let memory = several && state.wants_memory(process.id);
-                    let threads = self.complete(&mut process, memory, turn, now, node_of);
-                    Some((user, threads, Some(*process), whole && !turn.is_over()))
+                    let threads = self.complete(&mut process, turn, now, node_of);
+                    let whole = whole && !turn.is_over();
+                    // It may take all the time: what else is known counts all the same.
+                    if several && state.wants_memory(process.id) {
+                        process.memory_kib = maps::read_memory(&self.root, process.id.pid, turn);
+                    }
+                    Some((user, threads, Some(*process), whole))
                 }
-                Seen::Other(user) => Some((user, BTreeMap::new(), None, !turn.is_over())),
+                Seen::Other(user, whole) => Some((user, BTreeMap::new(), None, whole)),
                 Seen::Unread => {
                     look.late += 1;
                     continue;
@@ -103,9 +107,10 @@ impl Observer {
             self.users.took(user, turn, now);
             look.late += usize::from(!whole);
             let same = |known: &Process| process.as_ref().is_none_or(|process| process.id == known.id);
-            let stays = |known: &&mut Known| !whole && known.process.as_ref().is_some_and(same);
-            match self.known.get_mut(&pid).filter(stays) {
-                Some(known) => known.look = self.looks,
+            let stays =
+                !whole && self.known.get(&pid).and_then(|known| known.process.as_ref()).is_some_and(same);
+            match self.known.get_mut(&pid).filter(|_| stays) {
+                Some(known) => known.take_part(self.looks, now, threads, process),
                 None => drop(self.known.insert(pid, Known { look: self.looks, at: now, threads, process })),
             }
         }
@@ -128,7 +133,6 @@ impl Observer {
     fn complete(
         &self,
         process: &mut Process,
-        memory: bool,
         turn: Turn,
         now: Duration,
         node_of: impl Fn(u32) -> Option<NodeId>,
@@ -140,9 +144,6 @@ impl Observer {
         let before = |tid: i32| known.and_then(|known| known.threads.get(&tid).copied());
         let rates = processes::rates(&threads, before, elapsed, node_of);
         processes::take(process, &threads, rates);
-        if memory {
-            process.memory_kib = maps::read_memory(&self.root, process.id.pid, turn);
-        }
         threads.iter().map(|thread| (thread.tid, thread.times)).collect()
     }
 

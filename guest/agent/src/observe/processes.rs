@@ -53,8 +53,8 @@ pub(super) fn list(root: &Path) -> Vec<i32> {
 pub(super) enum Seen {
     /// It is heavy on I/O, or a rule names it, or it is placed. Whose it is, and was there time for all of it?
     Found(Box<Process>, u32, bool),
-    /// It is none of that. Whose it is.
-    Other(u32),
+    /// It is none of that, as far as there was time to see it. Whose it is, and was there time for all of it?
+    Other(u32, bool),
     /// There was no time for it.
     Unread,
     /// It cannot be looked at, for lack of rights.
@@ -76,13 +76,14 @@ pub(super) fn read(
         return Seen::Unread;
     }
     let directory = root.join(format!("proc/{pid}"));
-    let Some(started) = files::text(&directory.join("stat")).and_then(|stat| user_process(&stat)) else {
-        return Seen::Nothing;
-    };
+    // First, as nobody pays for what is passed over.
     let Some((user, of_root)) = user(&directory) else { return Seen::Nothing };
     if !users.may(user) {
         return Seen::Unread;
     }
+    let Some(started) = files::text(&directory.join("stat")).and_then(|stat| user_process(&stat)) else {
+        return Seen::Nothing;
+    };
     let id = ProcessId { pid, started };
     let name = files::text(&directory.join("comm")).map(|name| sanitize_short(&name)).unwrap_or_default();
     let program = files::link_name(&directory.join("exe")).unwrap_or_default();
@@ -113,7 +114,7 @@ pub(super) fn read(
     if named || !process.evidence.is_empty() || is_placed(id) {
         Seen::Found(Box::new(process), user, whole)
     } else {
-        Seen::Other(user)
+        Seen::Other(user, whole)
     }
 }
 
@@ -145,11 +146,14 @@ fn evidence(
     turn: Turn,
 ) -> io::Result<(BTreeSet<Evidence>, bool, bool)> {
     let mut found = BTreeSet::new();
-    let open = match procfs::read_open_files_while(&root.join("proc"), pid, || !turn.is_over()) {
+    // Files without end leave time for libraries, and both for threads.
+    let of_files = turn.half();
+    let open = match procfs::read_open_files_while(&root.join("proc"), pid, || !of_files.is_over()) {
         Ok(open) => open,
         Err(ProcError::Read { source, .. }) => return Err(source),
         Err(_) => Vec::new(),
     };
+    let mut whole = !of_files.is_over();
     for file in &open {
         if found.len() >= FILES {
             break;
@@ -158,10 +162,12 @@ fn evidence(
             found.insert(Evidence::File { path: sanitize_short(&file.path), devices });
         }
     }
-    let libraries = maps::libraries(root, pid, |name| rules.libraries.has(name), turn)?;
+    let of_libraries = turn.half();
+    let libraries = maps::libraries(root, pid, |name| rules.libraries.has(name), of_libraries)?;
+    whole &= !of_libraries.is_over();
     found.extend(libraries.into_iter().map(|name| Evidence::Library(sanitize_short(&name))));
     let runs_vm = open.iter().any(|file| file.path == KVM || file.path.starts_with("anon_inode:kvm-"));
-    Ok((found, runs_vm, !turn.is_over()))
+    Ok((found, runs_vm, whole))
 }
 
 /// Threads of a process, those for which there is time.

@@ -48,6 +48,12 @@ impl Turn {
     pub(super) fn is_over(&self) -> bool {
         Instant::now() >= self.end
     }
+
+    /// Half of what is left of it.
+    pub(super) fn half(self) -> Self {
+        let now = Instant::now();
+        Self { end: now + self.end.saturating_duration_since(now) / 2, ..self }
+    }
 }
 
 /// What is known of a process since it was looked at last.
@@ -61,6 +67,28 @@ pub(super) struct Known {
     pub(super) threads: BTreeMap<i32, CpuTimes>,
     /// If it is of interest.
     pub(super) process: Option<Process>,
+}
+
+impl Known {
+    /// There was no time for all of it at this look. What was read counts, and what was not is as before.
+    pub(super) fn take_part(
+        &mut self,
+        look: u64,
+        at: Duration,
+        threads: BTreeMap<i32, CpuTimes>,
+        read: Option<Process>,
+    ) {
+        self.look = look;
+        if let (Some(process), Some(read)) = (&mut self.process, read)
+            && !threads.is_empty()
+        {
+            process.allowed = read.allowed;
+            (process.ran_permille, process.waited_permille) = (read.ran_permille, read.waited_permille);
+            process.memory_kib = read.memory_kib.or(process.memory_kib.take());
+            process.evidence.extend(read.evidence);
+            (self.at, self.threads) = (at, threads);
+        }
+    }
 }
 
 /// Users, and the time that they have.

@@ -2,7 +2,6 @@
 
 use super::{Core, event::Level, render};
 use vnuma_api as api;
-use vnuma_model::Party;
 use vnuma_policy::{
     memory_move::MemoryReason,
     world::{LastMemoryMove, MemoryMoved, TaskId},
@@ -17,11 +16,10 @@ impl Core {
             return;
         }
         self.tell_memory(self.name_of(id), &last);
-        // A re-home needs a new description to go on, and does not wait for what the VM has spent.
-        let is_rehome = matches!(last.order.why, MemoryReason::Rehome(_));
-        if last.moved.bytes > 0 || is_rehome {
+        // A re-home needs a new description to go on.
+        if last.moved.bytes > 0 || matches!(last.order.why, MemoryReason::Rehome(_)) {
             // A guest node may have another home by now, which is published when the VM is described.
-            self.describe_once(id, (!is_rehome).then_some(Party::Vm(id)));
+            self.describe_once(id, None);
         }
     }
 

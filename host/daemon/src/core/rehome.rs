@@ -26,8 +26,11 @@ impl Core {
         let old = |vm: &Vm| !vm.is_rehomed() && now_ns.saturating_sub(vm.described_ns) >= SHOWN_NS;
         let answers = self.world.get(id).is_some_and(|managed| managed.responsive().is_some());
         let described = answers && self.vm(id).is_some_and(old);
-        if described {
-            self.describe_once(id, payer);
+        match payer {
+            // Whether it can pay is not known here. If it cannot, the VM has not been described.
+            Some(_) if described => self.describe_for(id, payer),
+            None if described => self.describe_once(id, None),
+            _ => {}
         }
         Ok((id, described.then_some(Until::Described)))
     }

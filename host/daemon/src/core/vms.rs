@@ -108,7 +108,7 @@ impl Core {
             }
             Report::Up(description, channel) => self.up(id, description, channel),
             Report::Described(description) => self.described(id, description),
-            Report::NotDescribed => self.reached(id, Until::Described),
+            Report::NotDescribed => self.not_described(id),
             Report::Left => self.left(id),
             Report::Slow(problem, pid) => {
                 self.watch_process(id, pid);
@@ -565,6 +565,6 @@ impl Core {
             vm.has_unbound_memory() && now_ns.saturating_sub(vm.described_ns) >= wait_ns
         };
         let due: Vec<_> = self.world.iter().filter(|(_, m)| is_due(m)).map(|(id, _)| id).collect();
-        due.into_iter().for_each(|id| self.describe_once(id, Some(Party::Vm(id))));
+        due.into_iter().for_each(|id| self.describe_once(id, None));
     }
 }

@@ -72,6 +72,11 @@ impl Then {
         matches!(self, Self::Rehome(_, None))
     }
 
+    /// Is it an answer whose client pays for what it waits for?
+    fn is_paid(&self) -> bool {
+        matches!(self, Self::Answer(due) if due.requester.payer.is_some())
+    }
+
     /// Does it wait for the answer no more, who asked?
     fn is_in_vain(&self) -> bool {
         match self {
@@ -146,6 +151,16 @@ impl Core {
                 }
                 then => self.begin(id, then),
             }
+        }
+    }
+
+    /// A client could not pay for a description: it is answered by what is known. Requests of others wait for theirs.
+    pub(super) fn not_described(&mut self, id: VmId) {
+        let theirs = |waiting: &Waiting| {
+            (waiting.vm, waiting.until) == (id, Until::Described) && waiting.then.is_paid()
+        };
+        for waiting in self.waiting.take_if(theirs) {
+            self.begin(id, waiting.then);
         }
     }
 

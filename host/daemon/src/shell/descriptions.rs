@@ -96,7 +96,8 @@ impl Descriptions {
         let described = describe();
         let cost = u32::try_from(cpu_time_ns().saturating_sub(began_ns) / MS_NS).unwrap_or(u32::MAX);
         if let (Some(payer), more @ 1..) = (payer, cost.saturating_sub(LEAST)) {
-            self.ledger.charge(Work::Descriptions, payer, more);
+            // A dear one keeps the next waiting for some time, and not for minutes.
+            self.ledger.charge(Work::Descriptions, payer, more.min(Work::Descriptions.rate().at_once));
         }
         self.from = Instant::now() + PAUSE;
         if described.is_ok() {

@@ -32,6 +32,8 @@ const SLACK: Duration = Duration::from_millis(400);
 /// So many events of a VM are taken between two rests without a look at its budget: what that earns in a rest. So a move that comes
 /// alone costs nothing more.
 const EARNED: usize = (Work::ThreadEvents.rate().per_s as u128 * REST.as_millis() / 1000) as usize;
+/// One event of each thread between two rests costs nothing, of so many threads: a large VM may be balanced as often as a small one.
+const FREE: usize = 64;
 
 /// How long threads of a VM are passed over that has spent its budget, and how long if it does so again and again.
 const PASSED: Backoff = Backoff::of(Duration::from_secs(2), Duration::from_secs(60));
@@ -296,17 +298,22 @@ impl Locator {
             return;
         }
         let now = Instant::now();
-        let (mut counts, mut spent) = (HashMap::<VmId, usize>::new(), HashSet::new());
+        let (mut counts, mut spent) = (HashMap::<VmId, (usize, HashSet<i32>)>::new(), HashSet::new());
         let vms: Vec<Option<VmId>> = self.shared.lock_threads(|threads| {
             events.iter().map(|event| threads.get(&event.tid).map(|thread| thread.vm)).collect()
         });
-        vms.iter().flatten().for_each(|vm| *counts.entry(*vm).or_default() += 1);
-        for (vm, count) in counts {
+        for (vm, event) in vms.iter().zip(&*events).filter_map(|(vm, event)| Some(((*vm)?, event))) {
+            let (count, threads) = counts.entry(vm).or_default();
+            *count += 1;
+            threads.insert(event.tid);
+        }
+        for (vm, (count, threads)) in counts {
             if self.passed.has(vm, now) {
                 spent.insert(vm);
                 continue;
             }
-            let Some(count) = count.checked_sub(EARNED).filter(|count| *count > 0) else { continue };
+            let free = threads.len().clamp(EARNED, FREE);
+            let Some(count) = count.checked_sub(free).filter(|count| *count > 0) else { continue };
             let count = u32::try_from(count).unwrap_or(u32::MAX);
             if let Err(wait) = self.ledger.spend(Work::ThreadEvents, Party::Vm(vm), count) {
                 spent.insert(vm);

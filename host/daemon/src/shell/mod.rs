@@ -277,6 +277,8 @@ impl Shell {
             if self.resync_at <= Instant::now() {
                 self.resync_at = Instant::now() + self.config.resync_interval;
                 self.step([Event::Resync]);
+                let world = self.core.world();
+                self.inbox.ledger.retain(|party| !matches!(party, Party::Vm(id) if world.get(id).is_none()));
             }
             if self.core.next_deadline_ns().is_some_and(|deadline_ns| deadline_ns <= monotonic_ns()) {
                 self.step([Event::Woken]);

@@ -312,7 +312,8 @@ impl Watched {
                 seen
             }
             Err(_) if self.has_ended() => Seen::Ended,
-            Err(_) => Seen::Runs(Look::Hidden, None),
+            // What is not known has not changed.
+            Err(_) => self.stopped.map_or(Seen::Runs(Look::Hidden, None), Seen::Stopped),
         }
     }
 

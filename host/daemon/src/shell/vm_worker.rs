@@ -52,6 +52,9 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Time between two attempts to make a silent VM answer: first and longest. The VM may also answer without one.
 const ATTEMPTS: Backoff = Backoff::of(Duration::from_secs(2), Duration::from_secs(10));
 
+/// How long a VM that has spent its budget waits at most for its first description over a connection.
+const LONGEST_WAIT: Duration = Duration::from_secs(5);
+
 /// A connection breaks shortly before the process's end is seen.
 const END_LIMIT: Duration = Duration::from_millis(500);
 
@@ -704,10 +707,15 @@ impl Task {
         description
     }
 
-    /// A VM that is connected to again and again, or answers now and then, is described each time.
+    /// A VM that is connected to again and again, or answers now and then, is described each time. It waits for some seconds at most: what
+    /// operators want of it is refused meanwhile.
     fn wait_until_paid(&mut self, connection: &dyn VmConnection) -> Result<(), Stop> {
+        let end = Instant::now() + LONGEST_WAIT;
         while let Err(wait) = self.descriptions.pay() {
-            let until = Instant::now() + wait;
+            if Instant::now() >= end {
+                break;
+            }
+            let until = (Instant::now() + wait).min(end);
             while Instant::now() < until {
                 self.refuse_commands(
                     connection,
