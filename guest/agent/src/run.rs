@@ -316,7 +316,7 @@ impl Notices {
                 "the processes of user {user} take too long to look at: not all of them are at each look"
             ));
         }
-        // A user that goes to and fro is told of once.
+        // A user that reaches the limit again and again is logged once.
         if self.busy_users.len() < MOST_USERS {
             self.busy_users.extend(&look.busy_users);
         }

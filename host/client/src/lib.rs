@@ -149,7 +149,7 @@ impl Client {
         &self.socket
     }
 
-    /// Connects. The system refuses while as many connect as can wait for it, whoever they are.
+    /// Connects. While the socket's backlog is full the kernel answers EAGAIN to every client, root included.
     async fn stream(&self) -> io::Result<UnixStream> {
         for _ in 0..CONNECTS {
             match UnixStream::connect(&self.socket).await {

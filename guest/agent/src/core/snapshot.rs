@@ -71,7 +71,7 @@ pub struct Process {
     pub cgroup: String,
     /// What shows that it is heavy on I/O.
     pub evidence: BTreeSet<Evidence>,
-    /// It acts by the rights of root, and of nobody else.
+    /// All its user ids (real, effective, saved, file system) are root's.
     pub of_root: bool,
     /// It runs a VM: where its vCPUs are is for its hypervisor's tools to say.
     pub runs_vm: bool,

@@ -76,7 +76,7 @@ pub(super) fn read(
         return Seen::Unread;
     }
     let directory = root.join(format!("proc/{pid}"));
-    // First, as nobody pays for what is passed over.
+    // Checked first: a process that is passed over is charged to no budget, so it must cost little.
     let Some((user, of_root)) = user(&directory) else { return Seen::Nothing };
     if !users.may(user) {
         return Seen::Unread;

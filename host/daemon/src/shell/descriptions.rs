@@ -33,7 +33,7 @@ pub(super) struct Descriptions {
 enum Wanted {
     /// The VM has to pay for it.
     Unpaid,
-    /// Who has paid for it; `None`: it costs nobody anything.
+    /// Who has paid for it. `None`: it is free.
     Paid(Option<Party>),
 }
 

@@ -466,7 +466,7 @@ mod tests {
         assert_eq!(read_allowed(pid, tid).expect("a mask"), all);
     }
 
-    /// Without it nobody would know what the operators' masks are.
+    /// Only this record says what the operators' masks are.
     #[test]
     fn a_record_that_is_not_understood_stays_and_nothing_takes_its_place() {
         let directory = tempfile::tempdir().expect("a directory");

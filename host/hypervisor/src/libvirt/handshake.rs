@@ -107,7 +107,7 @@ pub(super) struct Handshake {
     /// The path is that of the socket that all have, which stays.
     common: bool,
     workers: Workers,
-    /// Last, as nobody else may have the socket before it is removed. A child that outlives this has it.
+    /// Dropped last: until the socket's file is removed no other attach may use the socket. A child that outlives this keeps the lock.
     turn: Option<Turn>,
 }
 
