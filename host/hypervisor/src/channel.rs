@@ -14,10 +14,12 @@
 use crate::{
     VmError, VmEvent,
     client::Client,
-    commands::{CHANNEL_DRIVER, ChardevAdd, DeviceAddChannel, QomGet},
+    commands::{
+        CHANNEL_DRIVER, ChardevAdd, ChardevRemove, CloseFd, DeviceAddChannel, DeviceDel, GetFd, QomGet,
+        QomList,
+    },
     message::CHANNEL_ID,
 };
-use qapi::qmp;
 use serde_json::Value;
 use std::{
     collections::VecDeque,
@@ -39,9 +41,9 @@ const MAX_PORTS: usize = 256;
 const PREFERRED: &str = "vnuma";
 
 pub(crate) fn attached(client: &mut Client) -> Result<bool, VmError> {
-    let children = client.execute(&qmp::qom_list { path: CONTAINERS[0].to_owned() })?;
+    let children = client.execute(&QomList { path: CONTAINERS[0] })?;
     let device = children.iter().find(|child| child.name == CHANNEL_ID);
-    Ok(device.is_some_and(|device| device.type_ == format!("child<{CHANNEL_DRIVER}>")))
+    Ok(device.is_some_and(|device| device.kind == format!("child<{CHANNEL_DRIVER}>")))
 }
 
 /// Is the device there? If not, what an attach left that was cut short is removed.
@@ -60,12 +62,11 @@ pub(crate) fn attach(client: &mut Client, server: &OwnedFd) -> Result<(), VmErro
     }
     let bus = free_port(client)?;
     remove_chardev(client)?;
-    let fdname = CHANNEL_ID.to_owned();
-    if let Err(error) = client.execute_with_fd(&qmp::getfd { fdname: fdname.clone() }, Some(server.as_fd())) {
+    if let Err(error) = client.execute_with_fd(&GetFd { fdname: CHANNEL_ID }, Some(server.as_fd())) {
         undo(client, &error, &close_fd);
         return Err(error);
     }
-    if let Err(error) = client.execute(&ChardevAdd::over_fd(CHANNEL_ID, &fdname)) {
+    if let Err(error) = client.execute(&ChardevAdd::over_fd(CHANNEL_ID, CHANNEL_ID)) {
         undo(client, &error, &close_fd);
         undo(client, &error, &remove_chardev);
         return Err(error);
@@ -75,7 +76,7 @@ pub(crate) fn attach(client: &mut Client, server: &OwnedFd) -> Result<(), VmErro
     if let Err(error) = client.execute(&device) {
         if matches!(error, VmError::Timeout { .. }) {
             // QEMU may still get to it.
-            undo(client, &error, &|client| client.execute(&device_del()).map(drop));
+            undo(client, &error, &|client| client.execute(&DeviceDel { id: CHANNEL_ID }).map(drop));
         }
         undo(client, &error, &remove_chardev);
         return Err(error);
@@ -90,10 +91,10 @@ pub(crate) fn detach(client: &mut Client) -> Result<bool, VmError> {
         remove_chardev(client)?;
         return Err(VmError::NotAttached { vm: client.vm().to_owned() });
     }
-    match client.execute(&device_del()) {
+    match client.execute(&DeviceDel { id: CHANNEL_ID }) {
         // It was asked before. QEMU shows that only by this text.
         Err(VmError::Refused { reason, .. }) if reason.contains("in the process of unplug") => {}
-        other => drop(other?),
+        other => _ = other?,
     }
     let until = Instant::now() + client.limits().command;
     let mut others = VecDeque::new();
@@ -124,7 +125,7 @@ pub(crate) fn clean_up(client: &mut Client) {
 
 /// Removes the channel's character device; that there is none is no error.
 fn remove_chardev(client: &mut Client) -> Result<(), VmError> {
-    match client.execute(&qmp::chardev_remove { id: CHANNEL_ID.to_owned() }) {
+    match client.execute(&ChardevRemove { id: CHANNEL_ID }) {
         Ok(_) | Err(VmError::Refused { .. }) => Ok(()),
         Err(error) => Err(error),
     }
@@ -132,14 +133,10 @@ fn remove_chardev(client: &mut Client) -> Result<(), VmError> {
 
 /// Closes the channel's descriptor, if QEMU still holds it under its name.
 fn close_fd(client: &mut Client) -> Result<(), VmError> {
-    match client.execute(&qmp::closefd { fdname: CHANNEL_ID.to_owned() }) {
+    match client.execute(&CloseFd { fdname: CHANNEL_ID }) {
         Ok(_) | Err(VmError::Refused { .. }) => Ok(()),
         Err(error) => Err(error),
     }
-}
-
-fn device_del() -> qmp::device_del {
-    qmp::device_del { id: CHANNEL_ID.to_owned() }
 }
 
 /// Undoes a step because of `cause`. It is no error if there is nothing to undo.
@@ -157,8 +154,8 @@ fn undo(client: &mut Client, cause: &VmError, act: &dyn Fn(&mut Client) -> Resul
 fn free_port(client: &mut Client) -> Result<String, VmError> {
     let mut ports = Vec::new();
     for container in CONTAINERS {
-        let children = client.execute(&qmp::qom_list { path: container.to_owned() })?;
-        let roots = children.into_iter().filter(|child| child.type_ == "child<pcie-root-port>");
+        let children = client.execute(&QomList { path: container })?;
+        let roots = children.into_iter().filter(|child| child.kind == "child<pcie-root-port>");
         ports.extend(roots.map(|port| (!port.name.starts_with(PREFERRED), container, port.name)));
     }
     ports.sort();
@@ -178,11 +175,11 @@ fn free_port(client: &mut Client) -> Result<String, VmError> {
 
 /// The port's bus, if nothing is plugged into it.
 fn empty_bus(client: &mut Client, port: &str) -> Result<Option<String>, VmError> {
-    let children = client.execute(&qmp::qom_list { path: port.to_owned() })?;
-    let Some(bus) = children.into_iter().find(|child| child.type_ == "child<PCIE>") else {
+    let children = client.execute(&QomList { path: port })?;
+    let Some(bus) = children.into_iter().find(|child| child.kind == "child<PCIE>") else {
         return Ok(None);
     };
-    let devices = client.execute(&qmp::qom_list { path: format!("{port}/{}", bus.name) })?;
+    let devices = client.execute(&QomList { path: &format!("{port}/{}", bus.name) })?;
     let taken = devices.iter().any(|device| device.name.starts_with("child["));
     // QEMU calls the bus of the first port without an id by the name of the root bus, and
     // the bus is ambiguous then.

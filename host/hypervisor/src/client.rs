@@ -1,16 +1,12 @@
 //! QMP: commands, their answers, and events.
-//!
-//! The commands and their types are those of the `qapi` crate. Its client is not used: it
-//! waits without a limit, ends the program when the greeting does not come, fails on
-//! events younger than itself, and keeps all events of a peer that never stops.
 
 use crate::{
     VmError, VmEvent,
+    commands::{Command, QmpCapabilities},
     message::{Message, event_of, parse_message},
     wire::{Wire, WireError},
 };
-use qapi::{Command, Execute, qmp};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::{
     collections::VecDeque,
@@ -67,6 +63,14 @@ const EVENTS: &str = "events";
 struct Greeting {
     #[serde(rename = "QMP")]
     qmp: Value,
+}
+
+/// A command as it is sent.
+#[derive(Serialize)]
+struct Execute<'a, C> {
+    execute: &'static str,
+    arguments: &'a C,
+    id: u64,
 }
 
 /// How far a connection has come.
@@ -146,10 +150,10 @@ impl Client {
         if self.stage != Stage::Ready {
             let asked_before = self.stage == Stage::Asked;
             self.stage = Stage::Asked;
-            match self.execute(&qmp::qmp_capabilities { enable: None }) {
+            match self.execute(&QmpCapabilities {}) {
                 // QEMU refuses to be asked again after it has agreed.
                 Err(VmError::Refused { .. }) if asked_before => {}
-                other => drop(other?),
+                other => _ = other?,
             }
             self.stage = Stage::Ready;
         }
@@ -197,7 +201,7 @@ impl Client {
     }
 
     /// Gives a command and waits for its answer.
-    pub(crate) fn execute<C: Command>(&mut self, command: &C) -> Result<C::Ok, VmError> {
+    pub(crate) fn execute<C: Command>(&mut self, command: &C) -> Result<C::Answer, VmError> {
         self.execute_with_fd(command, None)
     }
 
@@ -206,7 +210,7 @@ impl Client {
         &mut self,
         command: &C,
         fd: Option<BorrowedFd<'_>>,
-    ) -> Result<C::Ok, VmError> {
+    ) -> Result<C::Answer, VmError> {
         if self.closed {
             return Err(VmError::Disconnected { vm: self.vm.clone() });
         }
@@ -215,7 +219,7 @@ impl Client {
         let until = Instant::now() + self.limit;
         self.last_id += 1;
         let id = self.last_id;
-        let mut line = serde_json::to_vec(&Execute::<&C, u64>::with_id(command, id))
+        let mut line = serde_json::to_vec(&Execute { execute: C::NAME, arguments: command, id })
             .map_err(|error| self.nonsense(C::NAME, error.to_string()))?;
         line.push(b'\n');
         if let Err(error) = self.wire.send(&line, fd, until) {

@@ -1,10 +1,20 @@
-//! Commands whose types in the `qapi` crate want more of an answer than every QEMU gives,
-//! or cannot express what is asked.
+//! QMP commands and what is read of their answers: only what is used here, as versions of QEMU differ in the rest.
 
-use qapi::{Command, Empty};
-use serde::{Deserialize, Serialize, Serializer};
+use serde::{Deserialize, Serialize, Serializer, de::DeserializeOwned};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+
+/// A command: what it is serialized to are its arguments.
+pub(crate) trait Command: Serialize {
+    /// Its answer.
+    type Answer: DeserializeOwned;
+    /// As QMP calls it.
+    const NAME: &'static str;
+}
+
+/// An answer that says no more than that it was done.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Empty {}
 
 /// Declares a command: its QMP name, arguments as serialized (none between braces), and type of the answer.
 macro_rules! command {
@@ -15,16 +25,32 @@ macro_rules! command {
     };
     ($type:ty, $name:expr, $answer:ty) => {
         impl Command for $type {
-            type Ok = $answer;
+            type Answer = $answer;
             const NAME: &'static str = $name;
-            const ALLOW_OOB: bool = false;
         }
     };
 }
 
+command!(QmpCapabilities {}, "qmp_capabilities", Empty);
+
+command!(QueryName {}, "query-name", Name);
+
+/// The name that QEMU was given, if any.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Name {
+    pub(crate) name: Option<String>,
+}
+
+/// A line for the human monitor. The answer is text.
+#[derive(Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) struct HumanMonitorCommand<'a> {
+    pub(crate) command_line: &'a str,
+}
+command!(HumanMonitorCommand<'_>, "human-monitor-command", String);
+
 command!(QueryStatus {}, "query-status", Status);
 
-/// Of its states there may be more than `qapi` knows.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Status {
     pub(crate) status: String,
@@ -124,7 +150,7 @@ pub(crate) struct Memdev {
 
 command!(QueryMemoryDevices {}, "query-memory-devices", Vec<MemoryDeviceInfo>);
 
-/// A memory device. Of its types there may be more than `qapi` knows.
+/// A memory device. Versions of QEMU differ in the types.
 #[derive(Debug, Deserialize)]
 pub(crate) struct MemoryDeviceInfo {
     #[serde(rename = "type")]
@@ -196,6 +222,21 @@ pub(crate) struct PciBridgeBus {
     pub(crate) secondary: i64,
 }
 
+/// The properties of an object.
+#[derive(Serialize)]
+pub(crate) struct QomList<'a> {
+    pub(crate) path: &'a str,
+}
+command!(QomList<'_>, "qom-list", Vec<Property>);
+
+/// A property of an object. Those whose type is `child<...>` are objects themselves.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Property {
+    pub(crate) name: String,
+    #[serde(rename = "type")]
+    pub(crate) kind: String,
+}
+
 /// A property of an object, of whatever type.
 #[derive(Serialize)]
 pub(crate) struct QomGet<'a> {
@@ -203,6 +244,20 @@ pub(crate) struct QomGet<'a> {
     pub(crate) property: &'a str,
 }
 command!(QomGet<'_>, "qom-get", Value);
+
+/// Receives a descriptor that is sent with it, and keeps it under a name.
+#[derive(Serialize)]
+pub(crate) struct GetFd<'a> {
+    pub(crate) fdname: &'a str,
+}
+command!(GetFd<'_>, "getfd", Empty);
+
+/// Closes a descriptor by its name.
+#[derive(Serialize)]
+pub(crate) struct CloseFd<'a> {
+    pub(crate) fdname: &'a str,
+}
+command!(CloseFd<'_>, "closefd", Empty);
 
 /// A character device over a connected socket that QEMU was given under a name.
 #[derive(Serialize)]
@@ -223,6 +278,19 @@ impl<'a> ChardevAdd<'a> {
         Self { id, backend: json!({"type": "socket", "data": {"addr": addr, "server": false}}) }
     }
 }
+
+#[derive(Serialize)]
+pub(crate) struct ChardevRemove<'a> {
+    pub(crate) id: &'a str,
+}
+command!(ChardevRemove<'_>, "chardev-remove", Empty);
+
+/// Asks the guest to let go of a device, by its id or path.
+#[derive(Serialize)]
+pub(crate) struct DeviceDel<'a> {
+    pub(crate) id: &'a str,
+}
+command!(DeviceDel<'_>, "device_del", Empty);
 
 /// The topology channel's device.
 #[derive(Serialize)]
@@ -272,7 +340,7 @@ command!(MigrateStartPostcopy {}, "migrate-start-postcopy", Empty);
 
 command!(QueryMigrate {}, "query-migrate", MigrationInfo);
 
-/// The last migration. Of its states there may be more than `qapi` knows.
+/// The last migration. Versions of QEMU differ in the states.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) struct MigrationInfo {

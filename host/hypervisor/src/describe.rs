@@ -4,14 +4,13 @@ use crate::{
     VmError,
     check::{check_length, value},
     client::Client,
-    commands::{Memdev, QomGet, QueryMemdev, QueryStatus},
+    commands::{HumanMonitorCommand, Memdev, QomGet, QomList, QueryMemdev, QueryName, QueryStatus},
     devices, memory_devices,
     name::check_name,
     numa::{self, NumaNode, PlacedBackend},
     process::Process,
     resident, vcpus,
 };
-use qapi::qmp;
 use std::collections::BTreeMap;
 use vnuma_model::{BackingMapping, GuestNode, MemoryBacking, RunState, Vcpu, VmDescription};
 use vnuma_process::text::sanitize_short;
@@ -67,7 +66,7 @@ pub(crate) fn describe(
 }
 
 fn name(client: &mut Client, fallback: &str) -> Result<String, VmError> {
-    let Some(name) = client.execute(&qmp::query_name {})?.name else {
+    let Some(name) = client.execute(&QueryName {})?.name else {
         return Ok(fallback.to_owned());
     };
     match check_name(&name) {
@@ -158,8 +157,8 @@ fn backing(client: &Client, id: String, memdev: &Memdev) -> Result<MemoryBacking
 /// a device, or the whole RAM of a UMA VM.
 fn ram_offset(client: &mut Client, id: &str) -> Result<Option<u64>, VmError> {
     let object = format!("/objects/{id}");
-    let children = client.execute(&qmp::qom_list { path: object.clone() })?;
-    let Some(region) = children.iter().find(|child| child.type_ == "child<memory-region>") else {
+    let children = client.execute(&QomList { path: &object })?;
+    let Some(region) = children.iter().find(|child| child.kind == "child<memory-region>") else {
         return Ok(None);
     };
     let path = format!("{object}/{}", region.name);
@@ -208,7 +207,7 @@ fn count_resident(
 }
 
 fn human(client: &mut Client, line: &str) -> Result<String, VmError> {
-    client.execute(&qmp::human_monitor_command { cpu_index: None, command_line: line.to_owned() })
+    client.execute(&HumanMonitorCommand { command_line: line })
 }
 
 #[cfg(test)]

@@ -13,9 +13,8 @@ use crate::{
     VmError,
     check::{check_length, value},
     client::Client,
-    commands::{PciBus, PciFunction, QomGet, QueryPci},
+    commands::{PciBus, PciFunction, QomGet, QomList, QueryPci},
 };
-use qapi::qmp;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use vnuma_model::{PciAddress, VmDevice, is_pci_address};
@@ -33,10 +32,10 @@ const MAX_DEVICES: usize = 256;
 pub(crate) fn devices(client: &mut Client) -> Result<Vec<VmDevice>, VmError> {
     let mut found = Vec::new();
     for (container, with_id) in PERIPHERAL.into_iter().zip([true, false]) {
-        let Some(children) = told(client.execute(&qmp::qom_list { path: container.to_owned() }))? else {
+        let Some(children) = told(client.execute(&QomList { path: container }))? else {
             continue;
         };
-        for child in children.into_iter().filter(|child| child.type_.starts_with(PASSED_THROUGH)) {
+        for child in children.into_iter().filter(|child| child.kind.starts_with(PASSED_THROUGH)) {
             check_length(client, "qom-list", "name", &child.name)?;
             found.push((child.name, with_id));
         }

@@ -16,11 +16,10 @@ use crate::{
     Plugged, VmConnection, VmError,
     check::value,
     client::{Client, Limits},
-    commands::{AcpiStatus, CpuInfo, DeviceAddCpu, QueryAcpiOspmStatus},
+    commands::{AcpiStatus, CpuInfo, DeviceAddCpu, DeviceDel, QueryAcpiOspmStatus},
     process::Process,
     vcpus::{CPUS, MAX_VCPUS, apic_id, check_thread, cpus, spare_slot},
 };
-use qapi::qmp;
 use std::{
     thread,
     time::{Duration, Instant},
@@ -161,7 +160,7 @@ fn status_of(all: &[AcpiStatus], index: i64) -> Option<(i64, i64)> {
 /// Asks the guest to let go of a vCPU, and waits for it.
 fn release(client: &mut Client, vcpu: u32, cpu: &CpuInfo) -> Result<(), VmError> {
     let before = status_of(&acpi_status(client)?, cpu.cpu_index);
-    client.execute(&qmp::device_del { id: cpu.qom_path.clone() })?;
+    client.execute(&DeviceDel { id: &cpu.qom_path })?;
     let until = Instant::now() + GUEST_LIMIT;
     let mut last = before;
     loop {

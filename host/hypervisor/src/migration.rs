@@ -8,12 +8,11 @@ use crate::{
     check::value,
     client::Client,
     commands::{
-        ChardevAdd, Migrate, MigrateCancel, MigrateSetCapabilities, MigrateStartPostcopy, MigrationInfo,
-        QueryMigrate, QueryStatus,
+        ChardevAdd, ChardevRemove, Migrate, MigrateCancel, MigrateSetCapabilities, MigrateStartPostcopy,
+        MigrationInfo, QomList, QueryMigrate, QueryStatus,
     },
     error::MIGRATE,
 };
-use qapi::qmp;
 use vnuma_model::{Destinations, MigrationProgress, MigrationStatus};
 use vnuma_process::text::sanitize_short;
 
@@ -113,19 +112,19 @@ pub(crate) fn switch(client: &mut Client) -> Result<(), VmError> {
 
 /// Is it marked to be attached?
 pub(crate) fn is_marked(client: &mut Client) -> Result<bool, VmError> {
-    let chardevs = match client.execute(&qmp::qom_list { path: CHARDEVS.to_owned() }) {
+    let chardevs = match client.execute(&QomList { path: CHARDEVS }) {
         // A QEMU that has never had one.
         Err(VmError::Refused { .. }) => return Ok(false),
         other => other?,
     };
-    Ok(chardevs.iter().any(|child| child.name == MARK && child.type_ == "child<chardev-null>"))
+    Ok(chardevs.iter().any(|child| child.name == MARK && child.kind == "child<chardev-null>"))
 }
 
 /// Marks it to be attached as soon as it runs, or takes the mark away.
 pub(crate) fn mark(client: &mut Client, wanted: bool) -> Result<(), VmError> {
     let act = |client: &mut Client| match wanted {
         true => client.execute(&ChardevAdd::null(MARK)).map(drop),
-        false => client.execute(&qmp::chardev_remove { id: MARK.to_owned() }).map(drop),
+        false => client.execute(&ChardevRemove { id: MARK }).map(drop),
     };
     loop {
         match act(client) {
