@@ -16,7 +16,7 @@ use std::{
     fs,
     os::unix::net::{UnixListener, UnixStream},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError, atomic::Ordering},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
     thread,
 };
 use vnuma_lab_qmp::Qmp;
@@ -35,6 +35,7 @@ mod procedure {
     pub const LIST: u32 = 273;
     pub const REGISTER_EVENT: u32 = 316;
     pub const DEREGISTER_EVENT: u32 = 317;
+    pub const LIFECYCLE: u32 = 318;
     pub const DEVICE_ADDED: u32 = 354;
     pub const REGISTER_CLOSE: u32 = 360;
     pub const UNREGISTER_CLOSE: u32 = 361;
@@ -43,8 +44,11 @@ mod procedure {
     pub const PONG: u32 = 2;
 }
 
-/// `VIR_DOMAIN_EVENT_ID_DEVICE_ADDED`.
+/// `VIR_DOMAIN_EVENT_ID_LIFECYCLE`, `VIR_DOMAIN_EVENT_ID_DEVICE_ADDED`.
+const LIFECYCLE_EVENT: u32 = 0;
 const DEVICE_ADDED_EVENT: u32 = 19;
+/// `VIR_DOMAIN_EVENT_STARTED`, `VIR_DOMAIN_EVENT_STARTED_BOOTED`.
+const STARTED: [u32; 2] = [2, 0];
 /// `VIR_DOMAIN_RUNNING`, `VIR_DOMAIN_RUNNING_BOOTED`.
 const RUNNING: [u32; 2] = [1, 1];
 
@@ -54,65 +58,90 @@ pub struct Libvirtd {
     pub uri: String,
     /// Where it has its files of domains that run.
     pub states: PathBuf,
-    domains: Domains,
+    shared: Arc<Shared>,
 }
+
+/// What all connections have to do with.
+#[derive(Default)]
+struct Shared {
+    domains: Mutex<Vec<(Uuid, Arc<Mutex<Domain>>)>>,
+    /// Clients that want to know which domains start, and the numbers of their callbacks.
+    listeners: Mutex<Vec<(Arc<Client>, u32)>>,
+}
+
+type Uuid = [u8; 16];
+
+/// The stream to a client, for one message at a time.
+type Client = Mutex<UnixStream>;
 
 struct Domain {
     number: usize,
-    uuid: [u8; 16],
     /// The VM's monitor.
     monitor: PathBuf,
     /// Devices that were plugged.
     plugged: String,
 }
 
-type Domains = Arc<Mutex<Vec<Domain>>>;
-
 impl Libvirtd {
     /// Starts it without domains, with its files below `directory`.
     pub fn start(directory: &Path) -> anyhow::Result<Self> {
         let (states, socket) = (directory.join("libvirt"), directory.join("libvirt-sock"));
         fs::create_dir(&states)?;
-        let (listener, domains) = (UnixListener::bind(&socket)?, Domains::default());
-        let served = Arc::clone(&domains);
+        let (listener, shared) = (UnixListener::bind(&socket)?, Arc::<Shared>::default());
+        let served = Arc::clone(&shared);
         thread::Builder::new().name("libvirtd".to_owned()).spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
-                let domains = Arc::clone(&served);
+                let shared = Arc::clone(&served);
                 thread::spawn(move || {
-                    if let Err(error) = serve(stream, &domains) {
+                    if let Err(error) = serve(stream, &shared) {
                         eprintln!("the stand-in for libvirtd: {error:#}");
                     }
                 });
             }
         })?;
-        Ok(Self { uri: format!("qemu+unix:///system?socket={}", socket.display()), states, domains })
+        Ok(Self { uri: format!("qemu+unix:///system?socket={}", socket.display()), states, shared })
     }
 
-    /// These VMs are its domains from now on.
+    /// These VMs are its domains from now on. It tells of each one, as if they had just started.
     pub fn show(&self, vms: &Vms) -> anyhow::Result<()> {
         let mut domains = Vec::new();
         for number in 0..vms.count() {
             let path = self.states.join(format!("{}.xml", name(number)));
             fs::write(&path, status(vms, number)?).with_context(|| path.display().to_string())?;
-            let (uuid, monitor) = (uuid(number).1, vms.socket(number));
-            domains.push(Domain { number, uuid, monitor, plugged: String::new() });
+            let domain = Domain { number, monitor: vms.socket(number), plugged: String::new() };
+            domains.push((uuid(number).1, Arc::new(Mutex::new(domain))));
         }
-        *self.domains.lock().unwrap_or_else(PoisonError::into_inner) = domains;
+        *lock(&self.shared.domains) = domains;
+        for (client, callback) in lock(&self.shared.listeners).iter() {
+            for number in 0..vms.count() {
+                let mut values = Values::default();
+                values.number(*callback);
+                domain_values(&mut values, number);
+                values.number(STARTED[0]).number(STARTED[1]);
+                // One that has gone listens no more.
+                let _ = notify(&mut lock(client), REMOTE, procedure::LIFECYCLE, &values);
+            }
+        }
         Ok(())
     }
 }
 
-fn serve(mut stream: UnixStream, domains: &Domains) -> anyhow::Result<()> {
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn serve(mut stream: UnixStream, shared: &Shared) -> anyhow::Result<()> {
+    let client = Arc::new(Client::new(stream.try_clone()?));
     // Numbers of callbacks by event.
     let mut callbacks = BTreeMap::new();
     while let Some(mut call) = Call::read(&mut stream)? {
         match (call.program, call.procedure) {
             (KEEPALIVE, procedure::PING) => {
-                notify(&mut stream, KEEPALIVE, procedure::PONG, &Values::default())?;
+                notify(&mut lock(&client), KEEPALIVE, procedure::PONG, &Values::default())?;
             }
             (KEEPALIVE, _) => {}
             (REMOTE, procedure::ATTACH) => {
-                let plugged = attach(&mut call, domains);
+                let plugged = attach(&mut call, shared);
                 let event = plugged.as_ref().ok().zip(callbacks.get(&DEVICE_ADDED_EVENT).copied());
                 let event = event.map(|((number, alias), callback)| {
                     let mut values = Values::default();
@@ -121,22 +150,28 @@ fn serve(mut stream: UnixStream, domains: &Domains) -> anyhow::Result<()> {
                     values.text(alias);
                     values
                 });
-                call.reply(&mut stream, plugged.map(|_| Values::default()))?;
+                call.reply(&mut lock(&client), plugged.map(|_| Values::default()))?;
                 if let Some(values) = event {
-                    notify(&mut stream, REMOTE, procedure::DEVICE_ADDED, &values)?;
+                    notify(&mut lock(&client), REMOTE, procedure::DEVICE_ADDED, &values)?;
                 }
             }
             (REMOTE, _) => {
-                let answer = answer(&mut call, domains, &mut callbacks);
-                call.reply(&mut stream, answer)?;
+                let before = callbacks.contains_key(&LIFECYCLE_EVENT);
+                let answer = answer(&mut call, shared, &mut callbacks);
+                call.reply(&mut lock(&client), answer)?;
+                if let Some(callback) = callbacks.get(&LIFECYCLE_EVENT).filter(|_| !before) {
+                    lock(&shared.listeners).push((Arc::clone(&client), *callback));
+                }
             }
-            (program, _) => call.reply(&mut stream, Err(anyhow::anyhow!("no program {program:#x}")))?,
+            (program, _) => {
+                call.reply(&mut lock(&client), Err(anyhow::anyhow!("no program {program:#x}")))?
+            }
         }
     }
     Ok(())
 }
 
-fn answer(call: &mut Call, domains: &Domains, callbacks: &mut BTreeMap<u32, u32>) -> anyhow::Result<Values> {
+fn answer(call: &mut Call, shared: &Shared, callbacks: &mut BTreeMap<u32, u32>) -> anyhow::Result<Values> {
     use procedure::*;
     let mut values = Values::default();
     match call.procedure {
@@ -147,15 +182,15 @@ fn answer(call: &mut Call, domains: &Domains, callbacks: &mut BTreeMap<u32, u32>
         URI => _ = values.text("qemu:///system"),
         LOOKUP => {
             let uuid = call.uuid()?;
-            domain_values(&mut values, with_domain(domains, uuid, |domain| Ok(domain.number))?);
+            domain_values(&mut values, with_domain(shared, uuid, |domain| Ok(domain.number))?);
         }
         XML => {
             let uuid = domain_of(call)?;
-            values.text(&with_domain(domains, uuid, |domain| Ok(xml(domain)))?);
+            values.text(&with_domain(shared, uuid, |domain| Ok(xml(domain)))?);
         }
         STATE => _ = values.number(RUNNING[0]).number(RUNNING[1]),
         LIST => {
-            let count = domains.lock().unwrap_or_else(PoisonError::into_inner).len();
+            let count = lock(&shared.domains).len();
             values.number(count as u32);
             (0..count).for_each(|number| domain_values(&mut values, number));
             values.number(count as u32);
@@ -175,31 +210,33 @@ fn domain_values(values: &mut Values, number: usize) {
 }
 
 /// The domain that a call is about.
-fn domain_of(call: &mut Call) -> anyhow::Result<[u8; 16]> {
+fn domain_of(call: &mut Call) -> anyhow::Result<Uuid> {
     call.text()?;
     let uuid = call.uuid()?;
     call.number()?;
     Ok(uuid)
 }
 
+/// Calls for a domain wait for each other, and not for those of others, as libvirtd's do.
 fn with_domain<T>(
-    domains: &Domains,
-    uuid: [u8; 16],
+    shared: &Shared,
+    uuid: Uuid,
     act: impl FnOnce(&mut Domain) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
-    let mut domains = domains.lock().unwrap_or_else(PoisonError::into_inner);
-    act(domains.iter_mut().find(|domain| domain.uuid == uuid).context("no such domain")?)
+    let known =
+        lock(&shared.domains).iter().find(|(known, _)| *known == uuid).map(|(_, domain)| Arc::clone(domain));
+    act(&mut lock(&*known.context("no such domain")?))
 }
 
 /// Plugs a device as libvirt does: QEMU is told to connect, then to take the device. Its domain and its alias.
-fn attach(call: &mut Call, domains: &Domains) -> anyhow::Result<(usize, String)> {
+fn attach(call: &mut Call, shared: &Shared) -> anyhow::Result<(usize, String)> {
     let (uuid, device) = (domain_of(call)?, call.text()?);
     let attribute = |begin: &str| {
         let rest = device.split_once(begin).map(|(_, rest)| rest);
         rest.and_then(|rest| rest.split('\'').next()).with_context(|| format!("no {begin} in {device}"))
     };
     let (path, alias) = (attribute("<server path='")?, attribute("<alias name='")?);
-    with_domain(domains, uuid, |domain| {
+    with_domain(shared, uuid, |domain| {
         let mut monitor = Qmp::connect(&domain.monitor)?;
         let address = json!({"type": "unix", "data": {"path": path}});
         let backend = json!({"type": "socket", "data": {"addr": address, "server": false}});
@@ -275,8 +312,7 @@ mod tests {
 
     #[test]
     fn vnumad_understands_its_domains() {
-        let mut domain =
-            Domain { number: 3, uuid: uuid(3).1, monitor: PathBuf::new(), plugged: String::new() };
+        let mut domain = Domain { number: 3, monitor: PathBuf::new(), plugged: String::new() };
         let found = DomainXml::parse("vm0003", &xml(&domain)).expect("it is understood");
         assert_eq!((found.name.as_str(), found.uuid.as_str()), ("vm0003", uuid(3).0.as_str()));
         assert_eq!((found.cells.len(), found.cell_of(0), found.cell_of(15)), (NODES, Some(0), Some(1)));

@@ -13,8 +13,12 @@
 //! libvirtd has a limit for all clients as well (20, `max_workers`), so that not everything may hang: calls that QEMU has to answer have
 //! some of the slots only, and of these fewer those of domains whose last call was not answered in time. The rest is for calls that
 //! libvirt answers by itself.
+//!
+//! Calls of a kind get their slots in the order in which they came. The first of each kind is woken when a slot may be free, and no
+//! other: a thousand domains that start at a time have a thousand calls that wait.
 
 use std::{
+    collections::{BTreeMap, VecDeque},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -34,7 +38,7 @@ const PATIENCE: Duration = Duration::from_millis(100);
 const MEMORY: Duration = Duration::from_secs(60);
 
 /// What a call is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Kind {
     /// QEMU has to answer.
     pub(crate) waits: bool,
@@ -74,7 +78,6 @@ impl Drop for LongCall<'_> {
 #[derive(Debug)]
 pub(crate) struct Slots<C> {
     inner: Mutex<Inner<C>>,
-    freed: Condvar,
 }
 
 #[derive(Debug)]
@@ -87,7 +90,14 @@ struct Inner<C> {
     opening: bool,
     /// When a call has got none, the last time.
     refused: Option<Instant>,
+    /// Calls that wait, by which each is woken.
+    queues: BTreeMap<Kind, VecDeque<Arc<Condvar>>>,
 }
+
+type Guard<'a, C> = MutexGuard<'a, Inner<C>>;
+
+/// A connection, and whether it stays when its call is over.
+type Taken<C> = (Arc<C>, bool);
 
 /// Why a call has no slot.
 #[derive(Debug, PartialEq, Eq)]
@@ -121,8 +131,9 @@ impl<C> Slot<C> {
 
 impl<C> Default for Slots<C> {
     fn default() -> Self {
-        let inner = Inner { open: Vec::new(), waiting: 0, late: 0, opening: false, refused: None };
-        Self { inner: Mutex::new(inner), freed: Condvar::new() }
+        let (open, queues) = (Vec::new(), BTreeMap::new());
+        let inner = Inner { open, waiting: 0, late: 0, opening: false, refused: None, queues };
+        Self { inner: Mutex::new(inner) }
     }
 }
 
@@ -133,7 +144,7 @@ impl<C> Inner<C> {
     }
 
     /// Takes the first connection that has no call.
-    fn take(&mut self, kind: Kind) -> Option<(Arc<C>, bool)> {
+    fn take(&mut self, kind: Kind) -> Option<Taken<C>> {
         if !self.admits(kind) {
             return None;
         }
@@ -144,10 +155,27 @@ impl<C> Inner<C> {
         self.late += usize::from(kind.late);
         Some((Arc::clone(connection), at == 0))
     }
+
+    fn is_first(&self, kind: Kind, turn: &Arc<Condvar>) -> bool {
+        self.queues.get(&kind).and_then(VecDeque::front).is_some_and(|first| Arc::ptr_eq(first, turn))
+    }
+
+    /// Something may be free.
+    fn wake(&self) {
+        self.queues.values().filter_map(VecDeque::front).for_each(|first| first.notify_one());
+    }
+
+    /// Nobody waits by this any more.
+    fn leave(&mut self, kind: Kind, turn: &Arc<Condvar>) {
+        if let Some(queue) = self.queues.get_mut(&kind) {
+            queue.retain(|other| !Arc::ptr_eq(other, turn));
+        }
+        self.wake();
+    }
 }
 
 impl<C> Slots<C> {
-    fn lock(&self) -> MutexGuard<'_, Inner<C>> {
+    fn lock(&self) -> Guard<'_, C> {
         // Nothing that is done under the lock panics half-way.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -160,23 +188,40 @@ impl<C> Slots<C> {
         alive: impl Fn(&C) -> bool,
         open: impl Fn() -> Result<C, E>,
     ) -> Result<Slot<C>, NoSlot<E>> {
-        let mut patience = Instant::now() + PATIENCE;
         let mut inner = self.lock();
         let broken: Vec<_> = inner.open.extract_if(.., |(connection, _)| !alive(connection)).collect();
         // They are closed without the lock.
         drop(inner);
         drop(broken);
         inner = self.lock();
+        let turn = Arc::<Condvar>::default();
+        inner.queues.entry(kind).or_default().push_back(Arc::clone(&turn));
+        let (mut inner, taken) = self.await_turn(inner, kind, &turn, until, open);
+        inner.leave(kind, &turn);
+        taken.map(|(connection, stays)| Slot { slots: Arc::clone(self), connection, kind, stays })
+    }
+
+    /// Waits for a connection.
+    fn await_turn<'a, E>(
+        &'a self,
+        mut inner: Guard<'a, C>,
+        kind: Kind,
+        turn: &Arc<Condvar>,
+        until: Instant,
+        open: impl Fn() -> Result<C, E>,
+    ) -> (Guard<'a, C>, Result<Taken<C>, NoSlot<E>>) {
+        let mut patience = Instant::now() + PATIENCE;
         loop {
-            if let Some((connection, stays)) = inner.take(kind) {
-                return Ok(Slot { slots: Arc::clone(self), connection, kind, stays });
+            let first = inner.is_first(kind, turn);
+            if let Some(taken) = first.then(|| inner.take(kind)).flatten() {
+                return (inner, Ok(taken));
             }
             let now = Instant::now();
             if now >= until {
                 inner.refused = Some(now);
-                return Err(NoSlot::Busy);
+                return (inner, Err(NoSlot::Busy));
             }
-            let may_open = inner.admits(kind) && !inner.opening && inner.open.len() < CONNECTIONS;
+            let may_open = first && inner.admits(kind) && !inner.opening && inner.open.len() < CONNECTIONS;
             if may_open && (now >= patience || inner.open.is_empty()) {
                 inner.opening = true;
                 drop(inner);
@@ -185,17 +230,16 @@ impl<C> Slots<C> {
                 inner.opening = false;
                 match opened {
                     Ok(opened) => inner.open.push((Arc::new(opened), false)),
-                    Err(error) => return Err(NoSlot::Lost(error)),
+                    Err(error) => return (inner, Err(NoSlot::Lost(error))),
                 }
-                self.freed.notify_all();
                 continue;
             }
             // Others may have opened one, and it was taken.
             if now >= patience {
                 patience = now + PATIENCE;
             }
-            let wait = until.min(patience).saturating_duration_since(now);
-            inner = self.freed.wait_timeout(inner, wait).unwrap_or_else(PoisonError::into_inner).0;
+            let wait = if first { until.min(patience) } else { until }.saturating_duration_since(now);
+            inner = turn.wait_timeout(inner, wait).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
@@ -216,10 +260,10 @@ impl<C> Drop for Slot<C> {
         let idle = inner.open.iter().filter(|(_, busy)| !busy).count();
         let last = inner.open.iter().rposition(|(_, busy)| !busy).filter(|at| idle > 1 && *at > 0);
         let idle = last.map(|at| inner.open.remove(at));
+        inner.wake();
         drop(inner);
         // It is closed without the lock.
         drop(idle);
-        self.slots.freed.notify_all();
     }
 }
 
@@ -313,6 +357,30 @@ mod tests {
             hung.pop();
             assert_eq!(waits.join().expect("no panic"), Ok(()));
         });
+    }
+
+    #[test]
+    fn calls_of_a_kind_get_slots_in_their_order() {
+        const CALLS: usize = 40;
+        let (host, order) = (Host::default(), Mutex::new(Vec::new()));
+        let mut all = host.taken(WAITS, WAITING);
+        std::thread::scope(|scope| {
+            for call in 0..CALLS {
+                let (host, order) = (&host, &order);
+                scope.spawn(move || {
+                    let slot = host.take(WAITS, HANG).expect("a slot");
+                    order.lock().expect("no panic").push(call);
+                    drop(slot);
+                });
+                let waiting = || host.slots.lock().queues.get(&WAITS).map_or(0, VecDeque::len);
+                while waiting() <= call {
+                    std::thread::yield_now();
+                }
+            }
+            all.pop();
+        });
+        assert_eq!(order.into_inner().expect("no panic"), (0..CALLS).collect::<Vec<_>>());
+        assert!(host.take(ANSWERED, HANG).is_ok(), "nobody is left in a queue");
     }
 
     #[test]

@@ -8,7 +8,7 @@
 //!  vnumad                            child (forked, a few system calls)        QEMU
 //!  messages read from the channel
 //!  socket bound, for this QEMU only
-//!  fork ───────────────────────────▶ waits for a connection
+//!  fork, by the fork server ───────▶ waits for a connection
 //!  libvirt: attach ──────────────────────────────────────────────────────────▶ connect
 //!                                    accept: is it that QEMU?
 //!                                    all messages in one `sendmmsg` ──────────▶ reads them
@@ -20,7 +20,8 @@
 //!   end is closed, it drops the messages, and reads without end. So the child keeps its end open until there is nothing to read.
 //! - The child has a session of its own, blocks all signals that can be blocked, and ends by itself if nobody connects within
 //!   [`LIMIT`].
-//! - It has no other descriptors of vnumad, so that it keeps none of them open when vnumad ends.
+//! - It is forked by a small process that does nothing else ([`fork_server`]). It has no other descriptors of vnumad, so that it keeps none of
+//!   them open when vnumad ends.
 //! - All messages are made before. `sendmmsg` is not interrupted between two of them by a signal, not even by one that kills.
 //! - Two vnumads that attach one QEMU in one directory would take each other's socket away, and its QEMU would get the memory of the
 //!   other one. So one of them waits for its turn: it has the lock of a file beside the socket.
@@ -36,11 +37,10 @@
 //! the guest.
 
 use super::{
+    child::{CANCELLED, FAILED, TIMED_OUT},
     common_socket::CommonSocket,
-    sockets::{
-        Batch, Left, Message, Turn, bind_to, credentials_of, has_read_all, make_directory, messages,
-        pass_client, refuse, send_all,
-    },
+    fork_server::{self, Order},
+    sockets::{Left, Message, Turn, bind_to, make_directory, messages},
 };
 use nix::{
     errno::Errno,
@@ -53,12 +53,11 @@ use nix::{
 };
 use std::{
     fs, io,
-    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
-    ptr, thread,
+    thread,
     time::{Duration, Instant},
 };
-use vnuma_model::Backoff;
 use vnuma_process::{
     Heartbeat, Workers,
     procfs::{self, STATUS_LIMIT},
@@ -69,25 +68,6 @@ pub(super) const LIMIT: Duration = Duration::from_secs(30);
 
 /// How long a child may take to end after the order. It ends at once if QEMU has read everything or nothing.
 const END_LIMIT: Duration = Duration::from_secs(1);
-
-/// How soon a child looks again whether everything was read, milliseconds: at first, and at most. A QEMU that reads nothing keeps
-/// its child, which is not to use a CPU for that.
-const LOOKS_MS: Backoff = Backoff::new(2, 1000);
-
-/// Clients that a child has refused by a message and keeps open, so that they read it. Of more, the first are closed.
-const REFUSED: usize = 64;
-
-/// How long a child keeps open what those have not read, milliseconds. What it has sent to the QEMU that is meant it keeps open for good.
-const REFUSED_MS: i64 = 20_000;
-
-/// Before a client is accepted again, if that failed, milliseconds.
-const FAILED_MS: i32 = 10;
-
-/// Exit codes of a child.
-const SERVED: i32 = 0;
-const CANCELLED: i32 = 2;
-const TIMED_OUT: i32 = 3;
-const FAILED: i32 = 4;
 
 /// Where QEMU connects.
 #[derive(Clone, Copy, Debug)]
@@ -203,25 +183,9 @@ fn fork_child(
     pid: i32,
     messages: &[Message],
 ) -> io::Result<Pid> {
-    let raw = |end: Option<BorrowedFd<'_>>| end.map_or(-1, |end| end.as_raw_fd());
-    let ends = Ends {
-        listener: listener.as_raw_fd(),
-        cancel: cancel.as_raw_fd(),
-        accepts: raw(left.map(|left| left.accepts)),
-        passes: raw(left.map(|left| left.passes)),
-    };
-    let descriptors = messages.iter().filter_map(|(_, descriptor)| descriptor.as_ref());
-    let all = [ends.listener, ends.cancel, ends.accepts, ends.passes];
-    let mut keep: Vec<RawFd> = descriptors.map(AsRawFd::as_raw_fd).chain(all).filter(|fd| *fd >= 0).collect();
-    keep.sort_unstable();
-    let mut batch = Batch::new(messages);
-    let deadline_ms = i32::try_from(LIMIT.as_millis()).unwrap_or(i32::MAX);
-    // SAFETY: the child makes system calls only, on memory that was prepared, and never returns.
-    let child = match unsafe { libc::fork() } {
-        0 => serve(&ends, pid, &keep, &mut batch, deadline_ms),
-        child => Errno::result(child),
-    };
-    Ok(Pid::from_raw(child?))
+    let (listener, left) = (listener.as_fd(), left.map(|left| [left.accepts, left.passes]));
+    let limit_ms = i32::try_from(LIMIT.as_millis()).unwrap_or(i32::MAX);
+    fork_server::fork(&Order { cancel, listener, left, pid, limit_ms, messages })
 }
 
 /// A socket that listens, and that only root and the user of this process can connect to.
@@ -242,162 +206,6 @@ fn user_of(pid: i32) -> io::Result<Uid> {
     procfs::users(&status).map(|[.., user]| Uid::from_raw(user)).ok_or_else(unknown)
 }
 
-/// Descriptors of the child. The last two may be none.
-struct Ends {
-    listener: RawFd,
-    cancel: RawFd,
-    accepts: RawFd,
-    passes: RawFd,
-}
-
-/// Clients that were refused and may not have read that.
-struct Refused {
-    open: [RawFd; REFUSED],
-    count: usize,
-}
-
-impl Refused {
-    /// Tells a client that it gets nothing. It is kept open for a while: a QEMU that is closed before it has read reads without end.
-    ///
-    /// # Safety
-    /// The descriptor is this function's. It makes system calls only.
-    unsafe fn refuse(&mut self, peer: RawFd) {
-        let place = &mut self.open[self.count % REFUSED];
-        // SAFETY: plain system calls on descriptors that nothing else uses.
-        unsafe {
-            refuse(peer);
-            if self.count >= REFUSED {
-                libc::close(*place);
-            }
-        }
-        *place = peer;
-        self.count += 1;
-    }
-
-    fn open(&self) -> &[RawFd] {
-        &self.open[..self.count.min(REFUSED)]
-    }
-}
-
-/// The child: waits for QEMU, and sends it the messages. It makes system calls only: other threads of the parent may have held
-/// locks (of the allocator, say) when it was forked, and they stay locked here.
-fn serve(ends: &Ends, pid: i32, keep: &[RawFd], batch: &mut Batch, limit_ms: i32) -> ! {
-    let mut refused = Refused { open: [-1; REFUSED], count: 0 };
-    // SAFETY: plain system calls, on numbers and on memory of this process that outlives them.
-    unsafe {
-        libc::setsid();
-        libc::prctl(libc::PR_SET_NAME, c"vnuma-handshake".as_ptr());
-        let mut all: libc::sigset_t = std::mem::zeroed();
-        libc::sigfillset(&raw mut all);
-        libc::sigprocmask(libc::SIG_SETMASK, &raw const all, ptr::null_mut());
-        close_others(keep);
-        let until = now_ms() + i64::from(limit_ms);
-        let (code, qemu) = loop {
-            let left = until - now_ms();
-            if left <= 0 {
-                break (TIMED_OUT, -1);
-            }
-            let wait = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-            let mut waits = [wait(ends.listener), wait(ends.cancel)];
-            libc::poll(waits.as_mut_ptr(), 2, left as i32);
-            if waits[0].revents == 0 && waits[1].revents != 0 {
-                break (CANCELLED, -1);
-            }
-            if waits[0].revents == 0 {
-                continue;
-            }
-            let peer = libc::accept4(ends.listener, ptr::null_mut(), ptr::null_mut(), libc::SOCK_CLOEXEC);
-            if peer < 0 {
-                // It may have gone. If no descriptor is left, the next try would fail at once.
-                libc::poll(ptr::null_mut(), 0, FAILED_MS);
-                continue;
-            }
-            if process_of(peer) == pid {
-                let code = if send_all(peer, &mut batch.headers) { SERVED } else { FAILED };
-                break (code, peer);
-            }
-            // No other process gets what is meant for that one. One may come even to a socket that was made for another one: libvirt
-            // finds the domain by its UUID, and it may have been started anew meanwhile.
-            if ends.passes >= 0 && pass_client(ends.passes, peer) {
-                libc::close(peer);
-            } else {
-                refused.refuse(peer);
-            }
-        };
-        // A client that connects from now on is refused, or is the parent's.
-        libc::close(ends.listener);
-        libc::close(ends.accepts);
-        libc::close(ends.passes);
-        if code == SERVED {
-            await_read(qemu, i64::MAX);
-        }
-        // The parent knows at once, whatever others do.
-        if refused.count > 0 && libc::fork() == 0 {
-            let until = now_ms() + REFUSED_MS;
-            refused.open().iter().for_each(|&peer| await_read(peer, until));
-        }
-        libc::_exit(code)
-    }
-}
-
-/// Waits until the other end has read everything, is closed, or the time is over (`until`, milliseconds).
-///
-/// # Safety
-/// None beyond that of a system call.
-unsafe fn await_read(peer: RawFd, until: i64) {
-    let mut looks = LOOKS_MS;
-    loop {
-        if has_read_all(peer) || now_ms() >= until {
-            return;
-        }
-        let mut wait = libc::pollfd { fd: peer, events: libc::POLLIN | libc::POLLRDHUP, revents: 0 };
-        let look_ms = looks.pause() as i32;
-        // SAFETY: `wait` is one valid pollfd.
-        if unsafe { libc::poll(&raw mut wait, 1, look_ms) } != 0 {
-            if wait.revents & (libc::POLLHUP | libc::POLLERR) != 0 {
-                return;
-            }
-            // It has written something that is not read: the poll does not wait any more.
-            // SAFETY: no descriptors are given, so it only sleeps.
-            unsafe { libc::poll(ptr::null_mut(), 0, look_ms) };
-        }
-    }
-}
-
-/// The process at the other end of a socket.
-///
-/// # Safety
-/// None beyond that of a system call.
-unsafe fn process_of(peer: RawFd) -> i32 {
-    // SAFETY: as the caller says.
-    unsafe { credentials_of(peer) }.pid
-}
-
-/// Closes all descriptors but these, which are in rising order.
-///
-/// # Safety
-/// The others are not used.
-unsafe fn close_others(keep: &[RawFd]) {
-    let mut from = 0;
-    // SAFETY: the call takes three numbers; whose descriptors these are is the caller's to see to.
-    let close = |first: u32, last: u32| unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
-    for &fd in keep {
-        let fd = fd as u32;
-        if fd > from {
-            close(from, fd - 1);
-        }
-        from = fd + 1;
-    }
-    close(from, u32::MAX);
-}
-
-fn now_ms() -> i64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the kernel writes to the structure that it is given, which outlives the call.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
-    time.tv_sec.saturating_mul(1000).saturating_add(time.tv_nsec / 1_000_000)
-}
-
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
@@ -413,7 +221,7 @@ pub(super) mod tests {
     use std::{
         io::{IoSlice, IoSliceMut},
         os::{
-            fd::FromRawFd,
+            fd::{AsRawFd, FromRawFd, RawFd},
             unix::{
                 fs::PermissionsExt,
                 net::{UnixListener, UnixStream},

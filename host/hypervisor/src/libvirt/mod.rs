@@ -9,10 +9,12 @@
 //! No query changes a domain or marks it as tampered with (`taint`): no monitor command, no agent. Everything that is not
 //! in libvirt's interface is read where libvirt or the kernel shows it.
 
+mod child;
 mod common_socket;
 mod connection;
 mod departure;
 mod describe;
+mod fork_server;
 mod handshake;
 pub mod mappings;
 mod migration;
@@ -120,6 +122,8 @@ impl LibvirtBackend {
     /// channel over a socket in the directory `sockets`. Fails where there is no libvirt.
     pub fn new(uris: &[String], states: Vec<PathBuf>, sockets: PathBuf) -> Result<Self, LibvirtError> {
         let library = Library::load()?;
+        // Before this process is large.
+        fork_server::start();
         let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
         let changes = EventFd::from_value_and_flags(0, flags)
             .map_err(|errno| LibvirtError::Library(format!("an eventfd: {errno}")))?;

@@ -20,7 +20,7 @@ use std::{
 pub(super) const REFUSAL: [u8; MESSAGE] = (-1_i64).to_le_bytes();
 
 /// Most messages: three, and one for each interrupt of both sides.
-const MAX_MESSAGES: usize = 256;
+pub(super) const MAX_MESSAGES: usize = 256;
 
 /// Bytes of a message.
 pub(super) const MESSAGE: usize = 8;
@@ -243,7 +243,7 @@ pub(super) fn bind_to(path: &Path, mode: u32) -> io::Result<OwnedFd> {
 /// Messages as `sendmmsg` takes them. The parts point into each other, so it is made before the fork and not moved after.
 pub(super) struct Batch {
     pub(super) headers: Vec<libc::mmsghdr>,
-    _parts: Vec<Part>,
+    parts: Vec<Part>,
 }
 
 /// A message: its bytes, and room for one descriptor.
@@ -256,18 +256,31 @@ struct Part {
 
 impl Batch {
     pub(super) fn new(messages: &[Message]) -> Self {
+        let mut batch = Self::with_room(messages.len());
+        batch.set(
+            messages.iter().map(|(bytes, descriptor)| (*bytes, descriptor.as_ref().map(AsRawFd::as_raw_fd))),
+        );
+        batch
+    }
+
+    /// None yet, and room for so many.
+    pub(super) fn with_room(most: usize) -> Self {
+        Self { headers: Vec::with_capacity(most), parts: Vec::with_capacity(most) }
+    }
+
+    /// Has these messages instead of those before, as far as there is room: nothing is allocated.
+    pub(super) fn set(&mut self, messages: impl Iterator<Item = ([u8; MESSAGE], Option<RawFd>)>) {
         // SAFETY: the macro computes a size.
         let space = unsafe { libc::CMSG_SPACE(4) as usize };
         assert!(space <= size_of::<[usize; 4]>(), "room for one descriptor");
-        // Not moved after this, as the parts point into themselves.
-        let part = |(bytes, _): &Message| Part {
-            bytes: *bytes,
-            vector: libc::iovec { iov_base: ptr::null_mut(), iov_len: MESSAGE },
-            control: [0; 4],
-        };
-        let mut parts: Vec<Part> = messages.iter().map(part).collect();
-        let mut headers = Vec::with_capacity(parts.len());
-        for (part, (_, descriptor)) in parts.iter_mut().zip(messages) {
+        let Self { headers, parts } = self;
+        headers.clear();
+        parts.clear();
+        for (bytes, descriptor) in messages.take(headers.capacity().min(parts.capacity())) {
+            let vector = libc::iovec { iov_base: ptr::null_mut(), iov_len: MESSAGE };
+            // Not moved after this, as the parts point into themselves.
+            parts.push(Part { bytes, vector, control: [0; 4] });
+            let Some(part) = parts.last_mut() else { return };
             part.vector.iov_base = part.bytes.as_mut_ptr().cast();
             // SAFETY: all zero is a valid value of this plain structure.
             let mut header: libc::mmsghdr = unsafe { std::mem::zeroed() };
@@ -277,11 +290,10 @@ impl Batch {
                 header.msg_hdr.msg_control = part.control.as_mut_ptr().cast();
                 header.msg_hdr.msg_controllen = space;
                 // SAFETY: the control buffer has room for one header and one descriptor, which was checked above.
-                unsafe { put_descriptor(&header.msg_hdr, descriptor.as_raw_fd()) };
+                unsafe { put_descriptor(&header.msg_hdr, descriptor) };
             }
             headers.push(header);
         }
-        Self { headers, _parts: parts }
     }
 }
 
