@@ -7,7 +7,7 @@ use std::{
     os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
 };
 use vnuma_model::{VmCandidate, VmHandle};
-use vnuma_process::Groups;
+use vnuma_process::{Groups, Ledger};
 
 /// VMs of all of these. Of one that cannot list its VMs, those count that it listed last.
 pub struct JoinedBackend {
@@ -102,6 +102,10 @@ impl VmBackend for JoinedBackend {
 
     fn workers(&self) -> Vec<Groups> {
         self.backends.iter().flat_map(|listing| listing.backend.workers()).collect()
+    }
+
+    fn ledgers(&self) -> Vec<Ledger> {
+        self.backends.iter().flat_map(|listing| listing.backend.ledgers()).collect()
     }
 
     fn connect(&self, handle: &VmHandle) -> Result<Box<dyn VmConnection>, VmError> {

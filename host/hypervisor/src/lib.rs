@@ -62,7 +62,7 @@ pub use vnuma_channel::Plug;
 
 use std::{collections::BTreeMap, os::fd::BorrowedFd, time::Duration};
 use vnuma_model::{CpuSet, MigrationProgress, VmCandidate, VmDescription, VmHandle};
-use vnuma_process::Groups;
+use vnuma_process::{Groups, Ledger};
 
 /// A source of VMs: QMP sockets, libvirt; in memory for tests.
 pub trait VmBackend: Send {
@@ -84,6 +84,10 @@ pub trait VmBackend: Send {
     }
     /// Threads of its own. Who uses the backend looks at them.
     fn workers(&self) -> Vec<Groups> {
+        Vec::new()
+    }
+    /// Budgets of users for what they have it do. Who uses the backend shows them.
+    fn ledgers(&self) -> Vec<Ledger> {
         Vec::new()
     }
     /// Connects to a VM without waiting for anything. Its process is pinned down by a pidfd before

@@ -172,6 +172,10 @@ impl VmBackend for QmpBackend {
         }
     }
 
+    fn ledgers(&self) -> Vec<Ledger> {
+        vec![self.ledger.clone()]
+    }
+
     fn connect(&self, handle: &VmHandle) -> Result<Box<dyn VmConnection>, VmError> {
         let Some(socket) = handle.as_str().strip_prefix(PREFIX).map(Path::new) else {
             return Err(foreign_handle(handle, "a VM with a QMP socket"));

@@ -73,6 +73,16 @@ impl Ledger {
         self.act(|budgets| budgets.limited().map(|(of, times, last_ns)| (*of, times, ago(last_ns))).collect())
     }
 
+    /// The same of all of these, together.
+    pub fn limited_by(ledgers: &[Self]) -> BTreeMap<(Work, Party), (u64, Duration)> {
+        let mut all = BTreeMap::new();
+        for (of, times, ago) in ledgers.iter().flat_map(Self::limited) {
+            let (sum, last) = all.entry(of).or_insert((0_u64, ago));
+            (*sum, *last) = (sum.saturating_add(times), ago.min(*last));
+        }
+        all
+    }
+
     /// Forgets parties that are gone.
     pub fn retain(&self, stays: impl Fn(Party) -> bool) {
         self.act(|budgets| budgets.retain(|(_, party)| stays(*party)));
@@ -106,6 +116,19 @@ mod tests {
         ledger.retain(|party| party != busy);
         assert_eq!(ledger.limited(), []);
     }
+
+    #[test]
+    fn a_party_that_several_limit_is_told_of_once() {
+        let (ledgers, of) = ([Ledger::default(), Ledger::default()], (Work::Descriptions, Party::User(1)));
+        for (ledger, times) in ledgers.iter().zip([1, 2]) {
+            ledger.charge(of.0, of.1, 2 * of.0.rate().at_once);
+            assert!((0..times).all(|_| ledger.spend(of.0, of.1, 1).is_err()), "it is in debt");
+        }
+        let limited: Vec<_> =
+            Ledger::limited_by(&ledgers).into_iter().map(|(of, (times, _))| (of, times)).collect();
+        assert_eq!(limited, [(of, 3)]);
+    }
+
     #[test]
     fn lines_that_come_without_end_are_counted() {
         let (ledger, [busy, other]) = (Ledger::default(), [Party::Vm(1), Party::Vm(2)]);

@@ -106,7 +106,7 @@ use vnuma_policy::{
     scheduling::Settings,
     world::{ConnectionId, Mechanism, RequestId, VmId},
 };
-use vnuma_process::{Hanging, Worker, Workers};
+use vnuma_process::{Hanging, Ledger, Worker, Workers};
 use watchers::Watchers;
 
 /// Makes backends. One lists VMs, and each VM's worker has its own, so that none waits for another.
@@ -181,6 +181,8 @@ pub(crate) struct Shell {
     scanner: Scanner,
     _host_watcher: HostWatcher,
     supervisor: Supervisor,
+    /// Budgets of those that cause work: the core's, and those of backends.
+    ledgers: Vec<Ledger>,
     resync_at: Instant,
     /// The service manager's watchdog, which ends a vnumad whose loop has stopped.
     watchdog: Option<Watchdog>,
@@ -201,6 +203,7 @@ impl Shell {
         let records = ChannelRecords::new(config.records.clone());
         let backend = factory();
         let supervisor = Supervisor::with(backend.workers());
+        let ledgers = [inbox.ledger.clone()].into_iter().chain(backend.ledgers()).collect();
         let (groups, workers) = (&supervisor.own, &supervisor.own.host);
         let (locator, kernel) = Locator::start(workers, &host, &config, Arc::clone(&inbox))?;
         let shell = Self {
@@ -252,6 +255,7 @@ impl Shell {
             resync_at: Instant::now() + config.resync_interval,
             watchdog,
             supervisor,
+            ledgers,
             by_scheduler: false,
             config,
         };
@@ -528,8 +532,7 @@ impl Shell {
             }
             other => inbox::who(other),
         };
-        let limited = self.inbox.ledger.limited().into_iter();
-        let shown = limited.map(|((work, of), times, ago)| Limited {
+        let shown = Ledger::limited_by(&self.ledgers).into_iter().map(|((work, of), (times, ago))| Limited {
             work: work.name().to_owned(),
             party: party(of),
             times,

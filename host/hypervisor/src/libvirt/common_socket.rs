@@ -39,7 +39,7 @@ use std::{
 };
 use vnuma_channel::Plug;
 use vnuma_model::{Party, Work};
-use vnuma_process::{Heartbeat, Ledger, Worker, Workers};
+use vnuma_process::{Heartbeat, Jobs, Ledger, Worker, Workers};
 
 /// Its name in the directory of sockets.
 pub(super) const NAME: &str = "channel.sock";
@@ -85,6 +85,7 @@ pub(super) struct CommonSocket {
 #[derive(Debug)]
 pub(super) struct Served {
     socket: Arc<CommonSocket>,
+    ledger: Ledger,
     _worker: Worker<()>,
 }
 
@@ -115,9 +116,9 @@ impl Reader {
 }
 
 impl Arrivals {
-    fn new() -> Self {
+    fn new(ledger: Ledger) -> Self {
         let (readers, refused, tidy_from) = (Vec::new(), VecDeque::new(), Instant::now());
-        Self { readers, refused, spare: None, tidy_from, ledger: Ledger::default() }
+        Self { readers, refused, spare: None, tidy_from, ledger }
     }
 
     fn is_empty(&self) -> bool {
@@ -178,10 +179,16 @@ impl Served {
         let _ = setsockopt(&passed.1, sockopt::SndBufForce, &(4 << 20));
         let (directory, turn) = (directory.to_owned(), Mutex::default());
         let socket = Arc::new(CommonSocket { directory, path, listener, make, turn, passed, _lock: lock });
-        let served = Arc::clone(&socket);
-        let worker =
-            workers.start_polling("channels", move |jobs, stop| served.serve(jobs.heartbeat(), &stop))?;
-        Ok(Self { socket, _worker: worker.detached() })
+        let (served, ledger) = (Arc::clone(&socket), Ledger::default());
+        let arrivals = Arrivals::new(ledger.clone());
+        let serve = move |jobs: Jobs<()>, stop: Arc<EventFd>| served.serve(arrivals, jobs.heartbeat(), &stop);
+        let worker = workers.start_polling("channels", serve)?;
+        Ok(Self { socket, ledger, _worker: worker.detached() })
+    }
+
+    /// Budgets of users that connect.
+    pub(super) fn ledger(&self) -> &Ledger {
+        &self.ledger
     }
 
     pub(super) fn socket(&self) -> &CommonSocket {
@@ -242,8 +249,7 @@ impl CommonSocket {
         Ok(started)
     }
 
-    fn serve(&self, heartbeat: &Heartbeat, stop: &EventFd) {
-        let mut arrivals = Arrivals::new();
+    fn serve(&self, mut arrivals: Arrivals, heartbeat: &Heartbeat, stop: &EventFd) {
         loop {
             let wait = if arrivals.is_empty() { None } else { Some(LOOK) };
             let sources = [self.passed.0.as_fd(), self.listener.as_fd(), stop.as_fd()];

@@ -41,7 +41,7 @@ use std::{
 };
 use vnuma_libvirt::{Connection, Library, LibvirtError, Listed};
 use vnuma_model::{Abilities, VmCandidate, VmHandle};
-use vnuma_process::{Groups, qemu, text::sanitize_short};
+use vnuma_process::{Groups, Ledger, qemu, text::sanitize_short};
 
 /// Handles of this backend begin so; the domain's UUID and the URI of its connection follow.
 const PREFIX: &str = "libvirt:";
@@ -213,8 +213,7 @@ impl Shared {
     fn forget_ended(&self, connection: usize) {
         let known = self.known().domains.clone();
         let ended = known.into_iter().filter(|(_, domain)| {
-            let pid = domain.status.as_ref().map(|status| status.pid);
-            domain.connection == connection && !pid.is_some_and(|pid| runs_domain(pid, &domain.listed.uuid))
+            domain.connection == connection && !domain.status.as_ref().is_some_and(Named::runs)
         });
         for (handle, _) in ended {
             self.known().domains.remove(&handle);
@@ -323,6 +322,11 @@ impl VmBackend for LibvirtBackend {
         vec![self.shared.workers.clone()]
     }
 
+    fn ledgers(&self) -> Vec<Ledger> {
+        let served = self.shared.common.get().and_then(|served| served.as_ref().ok());
+        served.map(|served| served.ledger().clone()).into_iter().collect()
+    }
+
     fn sources(&self) -> Vec<Source> {
         let known = self.shared.known();
         let source = |connection: &Connection| {
@@ -386,7 +390,7 @@ mod tests {
         let file = |place: &str, id, pid| {
             let (uuid, vcpus, sockets) = ("8d2a52f4".to_owned(), BTreeMap::new(), Vec::new());
             let file = StatusFile { uuid, id: Some(id), pid, vcpus, sockets };
-            Named { path: PathBuf::from(place), owner: 0, file, pid }
+            Named { path: PathBuf::from(place), owner: 0, file, pid, started: None }
         };
         let files = || vec![file("/a/web.xml", 1, 10), file("/b/web.xml", 2, 20)];
         let chosen = |files, id, running: &[i32]| {

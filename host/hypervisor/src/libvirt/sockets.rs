@@ -114,7 +114,8 @@ struct Received {
 }
 
 /// Receives a message without waiting. All descriptors that came with it are closed with the result, of one that was cut off as well.
-fn receive(from: BorrowedFd<'_>, bytes: &mut [u8]) -> nix::Result<Received> {
+/// `flags`: with `MSG_PEEK` the message stays, and these are copies of its descriptors.
+fn receive(from: BorrowedFd<'_>, bytes: &mut [u8], flags: libc::c_int) -> nix::Result<Received> {
     let mut vector = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
     // Aligned as the kernel wants a control message.
     let mut control = [0_usize; 4];
@@ -122,7 +123,7 @@ fn receive(from: BorrowedFd<'_>, bytes: &mut [u8]) -> nix::Result<Received> {
     let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
     (header.msg_iov, header.msg_iovlen) = (&raw mut vector, 1);
     (header.msg_control, header.msg_controllen) = (control.as_mut_ptr().cast(), size_of_val(&control));
-    let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
+    let flags = flags | libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
     // SAFETY: the header points to buffers that outlive the call, with their sizes.
     let count = Errno::result(unsafe { libc::recvmsg(from.as_raw_fd(), &raw mut header, flags) })?;
     let mut descriptors = Vec::new();
@@ -149,7 +150,7 @@ pub(super) fn messages(server: &OwnedFd) -> io::Result<Vec<Message>> {
     let mut messages = Vec::new();
     loop {
         let mut bytes = [0; MESSAGE];
-        let mut received = match receive(server.as_fd(), &mut bytes) {
+        let mut received = match receive(server.as_fd(), &mut bytes, 0) {
             Err(Errno::EAGAIN) => return Ok(messages),
             other => other?,
         };
@@ -179,10 +180,16 @@ pub(super) struct Left<'a> {
     pub(super) passes: BorrowedFd<'a>,
 }
 
-/// A client that another process has accepted and passed on. `None`: there is none now.
+/// A client that another process has accepted and passed on. `None`: there is none now. While this process can have no more files, it
+/// waits where it is: one that is closed without a message would read without end.
 pub(super) fn take_client(from: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
-    match receive(from, &mut [0]) {
-        Ok(mut received) => Ok(received.descriptors.pop()),
+    match receive(from, &mut [0], libc::MSG_PEEK) {
+        Ok(received) if received.cut_off => Err(Errno::EMFILE.into()),
+        Ok(mut received) => {
+            // Its own descriptor is closed with it, and the copy stays.
+            receive(from, &mut [0], 0)?;
+            Ok(received.descriptors.pop())
+        }
         Err(Errno::EAGAIN | Errno::EINTR) => Ok(None),
         Err(errno) => Err(errno.into()),
     }
@@ -387,6 +394,22 @@ mod tests {
         }
     }
 
+    /// What this is in a process that can have no more files.
+    fn without_files(act: impl FnOnce() -> bool) -> bool {
+        let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: the child makes system calls and allocates, which the C library allows after a fork, and ends.
+        unsafe {
+            let child = libc::fork();
+            if child == 0 {
+                let limited = libc::setrlimit(libc::RLIMIT_NOFILE, &raw const none) == 0;
+                libc::_exit(i32::from(!(limited && act())));
+            }
+            let mut status = -1;
+            assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+            status == 0
+        }
+    }
+
     #[test]
     fn a_client_is_passed_on_and_a_reader_that_has_gone_is_noticed() {
         let flags = SockFlag::SOCK_CLOEXEC;
@@ -396,11 +419,12 @@ mod tests {
         // SAFETY: plain system calls.
         let pass = || unsafe { pass_client(writes.as_raw_fd(), client.as_raw_fd()) };
         assert!(pass());
+        assert!(without_files(|| take_client(reads.as_fd()).is_err()), "it is not lost");
         let passed = take_client(reads.as_fd()).unwrap().expect("a client");
         // SAFETY: as above.
         assert!(unsafe { refuse(passed.as_raw_fd()) });
         let mut bytes = [0; MESSAGE];
-        assert_eq!((receive(other.as_fd(), &mut bytes).unwrap().bytes, bytes), (MESSAGE, REFUSAL));
+        assert_eq!((receive(other.as_fd(), &mut bytes, 0).unwrap().bytes, bytes), (MESSAGE, REFUSAL));
         let passes = (0..100_000).take_while(|_| pass()).count();
         assert!((1..100_000).contains(&passes), "nobody reads, and it does not wait: {passes}");
         drop(reads);

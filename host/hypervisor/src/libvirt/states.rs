@@ -28,7 +28,7 @@ use std::{
     sync::Arc,
 };
 use vnuma_libvirt::{FoundStatus, StatusError, StatusFile, StatusPlaces};
-use vnuma_process::procfs::{self, STATUS_LIMIT};
+use vnuma_process::procfs::{self, STAT_LIMIT, STATUS_LIMIT};
 
 /// A namespace: device and inode of its file in `/proc`.
 type Namespace = (u64, u64);
@@ -62,6 +62,16 @@ pub(super) struct Named {
     pub(super) file: StatusFile,
     /// The process's number here.
     pub(super) pid: i32,
+    /// When it started, of one that runs.
+    pub(super) started: Option<u64>,
+}
+
+impl Named {
+    /// Does its process run, and is it no other one that was given its number? Nothing that the process does delays this, as a look at
+    /// its memory might be.
+    pub(super) fn runs(&self) -> bool {
+        self.started.is_some() && self.started == start_of(self.pid)
+    }
 }
 
 /// Processes of a PID namespace: the numbers there and here. Looked up once, when a number is asked for.
@@ -127,7 +137,14 @@ impl States {
         for found in files {
             match self.process_of(&found, numbers) {
                 Ok(pid) => {
-                    named.push(Named { path: found.path, owner: found.owner, file: found.file, pid });
+                    let started = start_of(pid);
+                    named.push(Named {
+                        path: found.path,
+                        owner: found.owner,
+                        file: found.file,
+                        pid,
+                        started,
+                    });
                 }
                 Err(error) => problem = problem.or(Some(error)),
             }
@@ -213,6 +230,13 @@ impl Numbers {
             pids.into_iter().filter_map(number).collect()
         })
     }
+}
+
+/// When a process started that has not ended.
+fn start_of(pid: i32) -> Option<u64> {
+    let stat = procfs::read_process(pid, "stat", STAT_LIMIT).ok()?;
+    let ended = matches!(procfs::state(&stat), Some("Z" | "X") | None);
+    procfs::start_time(&stat).filter(|_| !ended)
 }
 
 /// A namespace that a process is in. `kind` is its name in `/proc`.
