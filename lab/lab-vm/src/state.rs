@@ -61,6 +61,21 @@ fn internal_error(log: &str) -> Option<String> {
     Some(lines.join("; "))
 }
 
+/// How a kernel says that one of its CPUs stands still (`print_other_cpu_stall` of kernel/rcu/tree_stall.h): after 21 s, and then each
+/// 63 s. A machine that is busy makes one or two of them.
+const STALL: &str = "detected stalls on CPUs/tasks";
+const STALLS: usize = 3;
+
+/// Whether a vCPU of the guest stands still for good.
+pub fn stands_still(name: &str) -> bool {
+    let console = fs::read(directory(name).join("console.log")).unwrap_or_default();
+    shows_stalls(&String::from_utf8_lossy(&console))
+}
+
+fn shows_stalls(console: &str) -> bool {
+    console.matches(STALL).count() >= STALLS
+}
+
 /// Explains why there is no connection to a VM. The kernel refuses one at once while the VM does not run.
 pub fn explain_connect(name: &str, error: anyhow::Error) -> anyhow::Error {
     if let Some(error) = kvm_internal_error(name) {
@@ -150,6 +165,15 @@ mod tests {
         let long: String = (0..100).map(|line| format!("{line}\n")).collect();
         let shown = end_of(&long).unwrap();
         assert!(shown.starts_with("  40\n") && shown.ends_with("  99"), "{shown}");
+    }
+
+    #[test]
+    fn a_vcpu_that_stands_still_is_told_from_one_that_is_slow() {
+        let report =
+            |seconds: u32| format!("[  {seconds}.3] rcu: INFO: rcu_preempt detected stalls on CPUs/tasks:\n");
+        let console = |reports: &[u32]| reports.iter().map(|seconds| report(*seconds)).collect::<String>();
+        assert!(!shows_stalls(&console(&[339, 402])));
+        assert!(shows_stalls(&console(&[339, 402, 465])));
     }
 
     #[test]

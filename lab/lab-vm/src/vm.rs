@@ -39,7 +39,7 @@ use crate::plan::{Plan, Request, check_name, plan};
 use crate::qemu::{self, Files};
 use crate::session;
 use crate::state::{
-    alive, all, directory, existing, kvm_internal_error, pid, read_number, running_cid, tail,
+    alive, all, directory, existing, kvm_internal_error, pid, read_number, running_cid, stands_still, tail,
 };
 
 /// How long a guest may take to boot; nested under emulation it is 5 to 20 s, with several at once on a busy machine minutes.
@@ -223,6 +223,7 @@ fn await_agent(name: &str, cid: u32) -> Result<()> {
             Err(_) if kvm_internal_error(name).is_some() => {
                 bail!(kvm_internal_error(name).unwrap_or_default())
             }
+            Err(_) if stands_still(name) => bail!("a vCPU stands still"),
             Err(error) if started.elapsed() > BOOT_LIMIT => {
                 return Err(
                     error.context(format!("its agent did not answer within {} s", BOOT_LIMIT.as_secs()))

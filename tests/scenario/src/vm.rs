@@ -7,7 +7,6 @@ use anyhow::{Context, Result, bail, ensure};
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Threads that run the vCPUs of a QEMU process, in order of the vCPU's index. One
 /// socket per vCPU makes the index the APIC id.
@@ -50,13 +49,15 @@ pub struct Vm {
     directory: PathBuf,
 }
 
-/// Guests that were booted once more.
-static BOOT_RETRIES: AtomicUsize = AtomicUsize::new(0);
-
-/// Did the kernel of a guest panic before the guest was up? It does now and then under emulation, when a CPU runs code that
-/// another one patches. Nothing of vnuma is in the guest by then.
-fn panicked_at_boot(error: &str) -> bool {
-    error.contains("did not start") && shows_panic(error)
+/// Why a guest that was not up yet may be booted once more. Under emulation its kernel panics now and then, when a CPU runs code that
+/// another one patches, or a CPU stands still, as it misses an interrupt. Nothing of vnuma is in the guest by then.
+fn boots_again(error: &str) -> Option<&'static str> {
+    let reasons = [
+        (shows_panic(error), "its kernel panicked"),
+        (error.contains("a vCPU stands still"), "a vCPU stands still"),
+    ];
+    let reason = reasons.iter().find(|(is_it, _)| *is_it && error.contains("did not start"));
+    reason.map(|(_, reason)| *reason)
 }
 
 impl Vm {
@@ -70,17 +71,19 @@ impl Vm {
         let mut words = [command, &["lab-vm", "start", name]].concat();
         words.extend(shape.iter().map(String::as_str));
         let start = || output(words[0], &words[1..]);
-        match start() {
-            Err(error) if panicked_at_boot(&format!("{error:#}")) => {
-                let count = BOOT_RETRIES.fetch_add(1, Ordering::Relaxed) + 1;
-                println!("guest boot retried ({count} so far): {error:#}");
+        let started = start();
+        let again = started.as_ref().err().map(|error| format!("{error:#}"));
+        match (again.as_deref().and_then(boots_again), started) {
+            (Some(reason), Err(error)) => {
+                // As the runner says it of servers, by which it is counted.
+                println!("lab: guest {name} did not boot ({reason}); trying once more\n{error:#}");
                 start()?;
             }
-            Err(error) if format!("{error:#}").contains("no end within") => {
+            (_, Err(error)) if format!("{error:#}").contains("no end within") => {
                 let _ = output("lab-vm", &["stop", name]); // The killed lab-vm has cleaned nothing up.
                 return Err(error);
             }
-            started => drop(started?),
+            (_, started) => drop(started?),
         }
         let directory = place::vm(name);
         let pid = fs::read_to_string(directory.join("pid")).context("pid of the VM")?.trim().parse()?;
@@ -211,12 +214,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_panic_before_a_guest_is_up_is_tried_again() {
+    fn only_what_happens_before_a_guest_is_up_is_tried_again() {
         let panic = "Kernel panic - not syncing: Fatal exception in interrupt";
         let start = "lab-vm start a: exit status: 125\nlab-vm: VM \"a\" did not start: ";
-        assert!(panicked_at_boot(&format!("{start}QEMU has ended\n[ 7.6] {panic}\n")));
-        assert!(!panicked_at_boot(&format!("{start}QEMU has ended\n(the console is empty)\n")));
-        assert!(!panicked_at_boot(&format!("lab-vm exec a: {panic}")));
+        let panicked = boots_again(&format!("{start}QEMU has ended\n[ 7.6] {panic}\n"));
+        assert_eq!(panicked, Some("its kernel panicked"));
+        assert_eq!(boots_again(&format!("{start}a vCPU stands still\n")), Some("a vCPU stands still"));
+        assert_eq!(boots_again(&format!("{start}QEMU has ended\n(the console is empty)\n")), None);
+        assert_eq!(boots_again(&format!("lab-vm exec a: {panic}")), None);
     }
 
     #[test]
