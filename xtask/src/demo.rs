@@ -173,6 +173,7 @@ impl Built {
 /// Runs the demonstration and leaves a report, a picture and vnumad's log in `target/demo`.
 pub fn run(arguments: &Arguments) -> Result<()> {
     end_on_signals().context("signal handlers")?;
+    Image::without_tests();
     let choice = match (arguments.here, arguments.lab) {
         (true, _) => Choice::Here,
         (_, true) => Choice::Lab,

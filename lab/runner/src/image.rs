@@ -13,6 +13,7 @@ use std::io::{self, BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use nix::fcntl::FlockArg;
@@ -101,20 +102,32 @@ pub struct Image {
     _lock: Arc<Lock>,
 }
 
+/// Whether this process can do without what only tests need.
+static WITHOUT_TESTS: AtomicBool = AtomicBool::new(false);
+
 impl Image {
-    /// Whether the image of the present recipe is in the cache.
-    pub fn is_built() -> Result<bool, ImageError> {
-        Ok(cache_dir().join("lab").join(Recipe::read(&Self::recipe())?.hash).exists())
+    /// From now on this process takes an image without what only tests and benchmarks need, if the whole one is not there. To build that
+    /// takes about half the time.
+    pub fn without_tests() {
+        WITHOUT_TESTS.store(true, Ordering::Relaxed);
     }
 
-    fn recipe() -> PathBuf {
-        crate::lab_dir().join("image/recipe.toml")
+    /// Whether the image of the present recipe is in the cache.
+    pub fn is_built() -> Result<bool, ImageError> {
+        let images = cache_dir().join("lab");
+        Ok(images.join(Self::recipe(&images)?.hash).exists())
+    }
+
+    fn recipe(images: &Path) -> Result<Recipe, ImageError> {
+        let whole = Recipe::read(&crate::lab_dir().join("image/recipe.toml"))?;
+        let is_there = images.join(&whole.hash).exists();
+        Ok(if WITHOUT_TESTS.load(Ordering::Relaxed) && !is_there { whole.without_tests() } else { whole })
     }
 
     /// Finds the image of the present recipe in the cache or builds it, and prunes images of older recipes.
     pub fn ensure(progress: Progress) -> Result<Self, ImageError> {
-        let recipe = Recipe::read(&Self::recipe())?;
         let images = cache_dir().join("lab");
+        let recipe = Self::recipe(&images)?;
         let directory = images.join(&recipe.hash);
         let mut shared = lock(&directory, FlockArg::LockShared).map_err(file_error(&directory))?;
         if !directory.exists() {

@@ -13,6 +13,7 @@ pub struct Recipe {
     pub(crate) suites: Vec<String>,
     pub(crate) components: Vec<String>,
     pub(crate) packages: Vec<String>,
+    pub(crate) test_packages: Vec<String>,
     pub(crate) exclude_paths: Vec<String>,
     pub(crate) kernels: Vec<KernelRecipe>,
     /// Hash of the text.
@@ -27,6 +28,9 @@ pub(crate) struct KernelRecipe {
     pub name: String,
     pub role: Role,
     pub packages: Vec<String>,
+    /// Nothing else needs it.
+    #[serde(default)]
+    pub tests_only: bool,
 }
 
 /// What a kernel is for.
@@ -78,9 +82,17 @@ impl Recipe {
         let mut recipe: Self = toml::from_str(text)
             .map_err(|source| RecipeError::Syntax { path: path.into(), source: source.into() })?;
         recipe.check().map_err(|(field, reason)| RecipeError::Value { path: path.into(), field, reason })?;
-        let digest = Sha256::digest(text.as_bytes());
-        recipe.hash = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+        recipe.hash = hash(text);
         Ok(recipe)
+    }
+
+    /// The recipe without what only tests and benchmarks need.
+    #[must_use]
+    pub fn without_tests(mut self) -> Self {
+        self.test_packages.clear();
+        self.kernels.retain(|kernel| !kernel.tests_only);
+        self.hash = hash(&format!("{} without tests", self.hash));
+        self
     }
 
     /// These strings become parts of command lines and of a sources.list.
@@ -95,6 +107,7 @@ impl Recipe {
         plain("suites", &self.suites, "-")?;
         plain("components", &self.components, "-")?;
         plain("packages", &self.packages, "+-./")?;
+        plain("test_packages", &self.test_packages, "+-./")?;
         plain("exclude_paths", &self.exclude_paths, "/*-._")?;
         for kernel in &self.kernels {
             plain("kernels.name", std::slice::from_ref(&kernel.name), ".")?;
@@ -113,8 +126,12 @@ impl Recipe {
     /// All packages, those of the kernels included.
     pub fn all_packages(&self) -> Vec<&str> {
         let kernels = self.kernels.iter().flat_map(|kernel| &kernel.packages);
-        kernels.chain(&self.packages).map(String::as_str).collect()
+        kernels.chain(&self.packages).chain(&self.test_packages).map(String::as_str).collect()
     }
+}
+
+fn hash(text: &str) -> String {
+    Sha256::digest(text.as_bytes()).iter().take(8).map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]
@@ -125,6 +142,7 @@ mod tests {
         suites = ["trixie"]
         components = ["main"]
         packages = ["gcc", "libstdc++6"]
+        test_packages = ["fio"]
         exclude_paths = ["/usr/share/doc/*"]
         [[kernels]]
         name = "7.3"
@@ -138,6 +156,16 @@ mod tests {
         let recipe = Recipe::read(&path).unwrap();
         assert!(recipe.kernels.iter().any(|kernel| kernel.role == Role::Guest));
         assert_eq!(recipe.hash.len(), 16);
+    }
+
+    #[test]
+    fn a_demonstration_does_without_what_tests_need() {
+        let guest = "[[kernels]]\nname = \"6.1\"\nrole = \"guest\"\ntests_only = true\npackages = [\"linux-image-6.1\"]\n";
+        let whole = Recipe::parse(&format!("{GOOD}{guest}"), "r").unwrap();
+        assert_eq!(whole.all_packages().len(), 5);
+        let small = whole.clone().without_tests();
+        assert_eq!(small.all_packages(), ["linux-base/trixie-backports", "gcc", "libstdc++6"]);
+        assert!(small.hash != whole.hash && small.hash.len() == 16);
     }
 
     #[test]
