@@ -31,8 +31,14 @@ pub const CHUNK_MIB: usize = 12;
 pub const PERIODS: usize = 12;
 /// What a period stands for, seconds: the paper's `period_flip`.
 pub const PAPER_PERIOD_S: f64 = 900.0;
-/// Its length in modelled time, seconds. What has to be done in a period takes no longer.
+/// Its length in modelled time, seconds.
 pub const PERIOD_S: f64 = 0.25;
+
+/// How long a period is whose work took so long, seconds of the server; `period_s` at least. On a real host the work is a small part of
+/// a period. Here it may be most of one, and what it has displaced last would be counted before any policy could have seen it.
+pub fn length_s(period_s: f64, worked_s: f64) -> f64 {
+    period_s.max(2.0 * worked_s)
+}
 /// The shortest and the longest that is taken on the server, seconds.
 pub const PERIODS_S: (f64, f64) = (3.0, 8.0);
 

@@ -1,8 +1,8 @@
 //! From what was measured to rows, and from rows to goals. Cycles are *modelled*: of a named profile. Where pages are is *measured*.
 
 use crate::{
-    committed::{Cause, Means, PAPER_PERIOD_S, Policy, SizeCause, cells, goals},
-    raw::{self, Cell, Line, Pass, SizeCell, Stream},
+    committed::{Cause, Means, PAPER_PERIOD_S, Policy, SizeCause, cells, goals, length_s},
+    raw::{self, Cell, Line, Pass, Period, SizeCell, Stream},
 };
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
@@ -270,7 +270,8 @@ fn judge_sizes(rows: &[SizeRow]) -> Vec<Goal> {
 fn does_not_count(cells: &[Cell], cell: &Cell) -> Option<String> {
     let none = cells.iter().find(|one| one.cause == cell.cause && one.policy == Policy::None);
     let displaced = none.map(|none| none.displaced as f64 / none.resident.max(1) as f64);
-    let late = cell.periods.iter().filter(|period| period.elapsed_s > cell.period_s * LATE).count();
+    let late = |period: &&Period| period.elapsed_s > LATE * length_s(cell.period_s, period.worked_s);
+    let late = cell.periods.iter().filter(late).count();
     match displaced {
         None => Some("there is no row of none to compare it with".to_owned()),
         Some(share) if share < goals::DISPLACES => {

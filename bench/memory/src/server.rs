@@ -4,7 +4,7 @@ use crate::{
     cause,
     committed::{
         CHUNK_MIB, Cause, HOST_CPUS, Means, PASSES, PERIOD_S, PERIODS, PERIODS_S, Policy, SIZED_STREAM_MIB,
-        STREAM_MIB, SizeCause, cells,
+        STREAM_MIB, SizeCause, cells, length_s,
     },
     policy::Running,
     raw::{self, Cell, Line, Period, Stream},
@@ -247,14 +247,14 @@ fn period(
     machine: &mut Machine,
     running: &mut Running,
     cause: Cause,
-    (number, length_s): (usize, f64),
+    (number, period_s): (usize, f64),
 ) -> Result<Period> {
     let began = Instant::now();
     cause::step(cause, machine, number).with_context(|| format!("period {number} ({CHUNK_MIB} MiB)"))?;
     let displaced_after_work = machine.layout(false)?.displaced;
     let io = machine.pass("read")?;
     let worked_s = began.elapsed().as_secs_f64();
-    thread::sleep(Duration::from_secs_f64(length_s).saturating_sub(began.elapsed()));
+    thread::sleep(Duration::from_secs_f64(length_s(period_s, worked_s)).saturating_sub(began.elapsed()));
     running.period()?;
     let layout = machine.layout(false)?;
     Ok(Period {

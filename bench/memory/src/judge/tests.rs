@@ -104,6 +104,9 @@ fn periods_that_are_late_do_not_count() {
     late.periods[1].elapsed_s = 6.1;
     late.periods[2].elapsed_s = 6.1;
     assert_eq!(rows(&[none.clone(), late.clone()])[1].does_not_count, None, "two of twelve may be late");
+    let mut long = late.clone();
+    long.periods.iter_mut().for_each(|period| (period.elapsed_s, period.worked_s) = (6.3, 3.1));
+    assert_eq!(rows(&[none.clone(), long])[1].does_not_count, None, "their work takes half of them");
     late.periods[3].elapsed_s = 6.1;
     assert!(rows(&[none, late])[1].does_not_count.is_some());
 }
