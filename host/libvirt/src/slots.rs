@@ -210,7 +210,7 @@ impl<C> Slots<C> {
         until: Instant,
         open: impl Fn() -> Result<C, E>,
     ) -> (Guard<'a, C>, Result<Taken<C>, NoSlot<E>>) {
-        let mut patience = Instant::now() + PATIENCE;
+        let mut patience = None;
         loop {
             let first = inner.is_first(kind, turn);
             if let Some(taken) = first.then(|| inner.take(kind)).flatten() {
@@ -221,24 +221,27 @@ impl<C> Slots<C> {
                 inner.refused = Some(now);
                 return (inner, Err(NoSlot::Busy));
             }
+            // From when it could have had one.
+            let due = *patience.get_or_insert(now + PATIENCE);
             let may_open = first && inner.admits(kind) && !inner.opening && inner.open.len() < CONNECTIONS;
-            if may_open && (now >= patience || inner.open.is_empty()) {
+            if may_open && (now >= due || inner.open.is_empty()) {
                 inner.opening = true;
+                // It may take long. Others of its kind go before it meanwhile.
+                inner.leave(kind, turn);
                 drop(inner);
                 let opened = open();
                 inner = self.lock();
                 inner.opening = false;
+                inner.queues.entry(kind).or_default().push_front(Arc::clone(turn));
                 match opened {
                     Ok(opened) => inner.open.push((Arc::new(opened), false)),
                     Err(error) => return (inner, Err(NoSlot::Lost(error))),
                 }
                 continue;
             }
-            // Others may have opened one, and it was taken.
-            if now >= patience {
-                patience = now + PATIENCE;
-            }
-            let wait = if first { until.min(patience) } else { until }.saturating_duration_since(now);
+            // Others may have opened one, and it was taken. One that is not first waits for its turn only.
+            patience = Some(if now >= due { now + PATIENCE } else { due }).filter(|_| first);
+            let wait = patience.map_or(until, |due| until.min(due)).saturating_duration_since(now);
             inner = turn.wait_timeout(inner, wait).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
@@ -258,7 +261,8 @@ impl<C> Drop for Slot<C> {
         let used = inner.open.iter_mut().find(|(known, _)| Arc::ptr_eq(known, &self.connection));
         used.into_iter().for_each(|(_, busy)| *busy = false);
         let idle = inner.open.iter().filter(|(_, busy)| !busy).count();
-        let last = inner.open.iter().rposition(|(_, busy)| !busy).filter(|at| idle > 1 && *at > 0);
+        let needed = inner.queues.values().any(|queue| !queue.is_empty());
+        let last = inner.open.iter().rposition(|(_, busy)| !busy).filter(|at| idle > 1 && *at > 0 && !needed);
         let idle = last.map(|at| inner.open.remove(at));
         inner.wake();
         drop(inner);
@@ -270,7 +274,10 @@ impl<C> Drop for Slot<C> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::{
+        atomic::{AtomicUsize, Ordering},
+        mpsc,
+    };
 
     const HANG: Duration = Duration::from_secs(60);
     const ANSWERED: Kind = Kind { waits: false, late: false };
@@ -356,6 +363,32 @@ mod tests {
             std::thread::sleep(2 * PATIENCE);
             hung.pop();
             assert_eq!(waits.join().expect("no panic"), Ok(()));
+        });
+    }
+
+    #[test]
+    fn a_connection_that_does_not_open_keeps_no_other_call_waiting() {
+        let (host, (opening, opens), (release, released)) =
+            (Host::default(), mpsc::channel(), mpsc::channel());
+        let mut all = host.taken(WAITS, 1);
+        let released = Mutex::new(released);
+        let hangs = || {
+            opening.send(()).expect("the test waits");
+            let _: Result<(), _> = released.lock().expect("no panic").recv();
+            Err::<usize, _>("closed")
+        };
+        std::thread::scope(|scope| {
+            let first =
+                scope.spawn(|| host.slots.take(WAITS, Instant::now() + HANG, |_| true, hangs).map(drop));
+            opens.recv_timeout(HANG).expect("it opens one");
+            let next = scope.spawn(|| host.take(WAITS, HANG).map(drop));
+            while host.slots.lock().queues.get(&WAITS).is_none_or(VecDeque::is_empty) {
+                std::thread::yield_now();
+            }
+            all.pop();
+            assert_eq!(next.join().expect("no panic"), Ok(()));
+            drop(release);
+            assert_eq!(first.join().expect("no panic"), Err(NoSlot::Lost("closed")));
         });
     }
 

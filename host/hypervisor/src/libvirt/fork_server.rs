@@ -1,7 +1,7 @@
 //! The process that forks the children of handshakes.
 //!
 //! A fork copies what a process has of mappings and page tables, and its page faults wait meanwhile. A vnumad with a thousand domains has
-//! thousands of threads, whose stacks are mappings: a fork, and the end of the child, took 20 ms of a CPU. So a process that
+//! thousands of threads, whose stacks are mappings: a fork, and the end of the child, took tens of milliseconds. So a process that
 //! is forked once, while vnumad is small, does nothing but fork:
 //!
 //! ```text
@@ -10,8 +10,8 @@
 //!     └────────────────────────────── exit code ────────────────────────┘
 //! ```
 //!
-//! It ends when vnumad has. Who ends it before has vnumad fork another one. As it may be forked in a process with several threads, it makes
-//! system calls only, on memory that was prepared.
+//! It ends when vnumad has. If it is killed, the next order forks another one, from a vnumad that is large by then. As it may be forked in a
+//! process with several threads, it makes system calls only, on memory that was prepared, and nothing in it panics.
 
 use super::{
     child::{Ends, close_others, serve_messages},
@@ -98,14 +98,36 @@ pub(super) fn fork(order: &Order<'_>) -> io::Result<Pid> {
             None => ForkServer::start()?,
         };
         match forks.fork(order) {
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
-            outcome => {
+            // It has ended, and has not got the order.
+            Err(Failed::Sent(errno)) if ENDED.contains(&errno) => {}
+            // It may have carried it out. A second child would take the QEMU of the first.
+            Err(Failed::Answer) => {
+                return Err(io::Error::other("the process that forks children does not answer"));
+            }
+            Err(Failed::Sent(errno) | Failed::Fork(errno)) => {
                 *server = Some(forks);
-                return outcome;
+                return Err(errno.into());
+            }
+            Ok(child) => {
+                *server = Some(forks);
+                return Ok(child);
             }
         }
     }
     Err(io::Error::other("the process that forks children ends again and again"))
+}
+
+/// Errors of an order that is sent to a server that has ended.
+const ENDED: [Errno; 4] = [Errno::EPIPE, Errno::ECONNREFUSED, Errno::ENOTCONN, Errno::ECONNRESET];
+
+/// Why there is no child.
+enum Failed {
+    /// The order could not be sent.
+    Sent(Errno),
+    /// There was no answer.
+    Answer,
+    /// The server could not fork.
+    Fork(Errno),
 }
 
 /// A server that runs until this is dropped.
@@ -127,31 +149,31 @@ impl ForkServer {
         Ok(Self { socket, process: Pid::from_raw(process) })
     }
 
-    /// `BrokenPipe`: it has ended, or does not answer.
-    fn fork(&self, order: &Order<'_>) -> io::Result<Pid> {
+    fn fork(&self, order: &Order<'_>) -> Result<Pid, Failed> {
         let (bytes, descriptors) = (order.bytes(), order.descriptors());
         if order.messages.len() > MAX_MESSAGES || descriptors.len() > MOST_DESCRIPTORS {
-            return Err(io::Error::other("too many messages for a child"));
+            return Err(Failed::Sent(Errno::E2BIG));
         }
-        let ended = |_| io::Error::from(io::ErrorKind::BrokenPipe);
         let (rights, flags) = ([ControlMessage::ScmRights(&descriptors)], MsgFlags::MSG_NOSIGNAL);
         sendmsg::<()>(self.socket.as_raw_fd(), &[IoSlice::new(&bytes)], &rights, flags, None)
-            .map_err(|errno| if errno == Errno::EPIPE { ended(errno) } else { errno.into() })?;
+            .map_err(Failed::Sent)?;
         let limit = PollTimeout::try_from(LIMIT).unwrap_or(PollTimeout::MAX);
-        let mut answer = [0; 4];
         loop {
             match poll(&mut [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)], limit) {
                 Err(Errno::EINTR) => {}
-                Ok(0) | Err(_) => return Err(ended(Errno::EPIPE)),
+                Ok(0) | Err(_) => return Err(Failed::Answer),
                 Ok(_) => break,
             }
         }
-        if recv(self.socket.as_raw_fd(), &mut answer, MsgFlags::empty()).map_err(ended)? != answer.len() {
-            return Err(ended(Errno::EPIPE));
+        let mut answer = [0; 4];
+        match recv(self.socket.as_raw_fd(), &mut answer, MsgFlags::MSG_DONTWAIT) {
+            Ok(4) => {}
+            _ => return Err(Failed::Answer),
         }
-        Ok(Pid::from_raw(
-            Errno::result(i32::from_ne_bytes(answer)).map_err(|_| io::Error::other("no process"))?,
-        ))
+        match i32::from_ne_bytes(answer) {
+            child @ 1.. => Ok(Pid::from_raw(child)),
+            errno => Err(Failed::Fork(Errno::from_raw(-errno))),
+        }
     }
 }
 
@@ -185,7 +207,8 @@ impl Room {
         })
     }
 
-    /// Waits for an order. How many descriptors have come with it. `None`: there are no more.
+    /// Waits for an order. How many descriptors have come with it, or none if some are missing: this process can have no more of them.
+    /// `None`: there are no more orders.
     ///
     /// # Safety
     /// The descriptor is a socket.
@@ -218,6 +241,10 @@ impl Room {
                 self.descriptors.as_mut_ptr().cast(),
                 count * size_of::<RawFd>(),
             );
+            if header.msg_flags & (libc::MSG_CTRUNC | libc::MSG_TRUNC) != 0 {
+                self.descriptors[..count].iter().for_each(|&descriptor| _ = libc::close(descriptor));
+                return Some(0);
+            }
             Some(count)
         }
     }
@@ -240,13 +267,15 @@ fn serve(socket: RawFd, room: &mut Room) -> ! {
         close_others(&[socket]);
         while let Some(count) = room.receive(socket) {
             let flags = libc::CLONE_PARENT | libc::SIGCHLD;
-            let child = libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0);
+            let child = if count == 0 { -1 } else { libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) };
             if child == 0 {
                 carry_out(room, count);
             }
-            let answer = i32::try_from(child).unwrap_or(-1).to_ne_bytes();
-            libc::send(socket, answer.as_ptr().cast(), answer.len(), libc::MSG_NOSIGNAL);
+            let errno = if count == 0 { libc::EMFILE } else { Errno::last_raw() };
+            let answer = i32::try_from(child).ok().filter(|child| *child > 0).unwrap_or(-errno).to_ne_bytes();
+            // Before the answer: nobody is to connect to a listener without a child.
             room.descriptors[..count].iter().for_each(|&descriptor| _ = libc::close(descriptor));
+            libc::send(socket, answer.as_ptr().cast(), answer.len(), libc::MSG_NOSIGNAL);
         }
         libc::_exit(0)
     }

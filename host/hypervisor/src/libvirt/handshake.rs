@@ -87,7 +87,7 @@ pub(super) struct Handshake {
     /// The path is that of the socket that all have, which stays.
     common: bool,
     workers: Workers,
-    /// Dropped last: until the socket's file is removed no other attach may use the socket. A child that outlives this keeps the lock.
+    /// Dropped last: until the socket's file is removed no other attach may use the socket. As long as a child serves, a worker holds it.
     turn: Option<Turn>,
 }
 
@@ -142,9 +142,9 @@ impl Handshake {
             // A file that is gone is no error, and one that stays is replaced by the next attach.
             let _ = fs::remove_file(&self.path);
         }
-        let child = self.child.take()?;
-        // A counter that is full is as readable as any other.
+        // A counter that is full is as readable as any other. There may be a child of which nothing is known.
         let _ = self.cancel.write(1);
+        let child = self.child.take()?;
         let until = Instant::now() + END_LIMIT;
         loop {
             match waitpid(child, Some(WaitPidFlag::WNOHANG)) {

@@ -28,7 +28,7 @@ use std::{
     sync::Arc,
 };
 use vnuma_libvirt::{FoundStatus, StatusError, StatusFile, StatusPlaces};
-use vnuma_process::procfs::{self, STAT_LIMIT, STATUS_LIMIT};
+use vnuma_process::procfs::{self, ProcError, STAT_LIMIT, STATUS_LIMIT};
 
 /// A namespace: device and inode of its file in `/proc`.
 type Namespace = (u64, u64);
@@ -67,10 +67,13 @@ pub(super) struct Named {
 }
 
 impl Named {
-    /// Does its process run, and is it no other one that was given its number? Nothing that the process does delays this, as a look at
-    /// its memory might be.
+    /// Does its process run, and is it no other one that was given its number? It does as long as nothing else is known. Nothing that
+    /// the process does delays this, as a look at its memory might be.
     pub(super) fn runs(&self) -> bool {
-        self.started.is_some() && self.started == start_of(self.pid)
+        match start_of(self.pid) {
+            Ok(found) => found.is_some() && (self.started.is_none() || self.started == found),
+            Err(_) => true,
+        }
     }
 }
 
@@ -137,7 +140,7 @@ impl States {
         for found in files {
             match self.process_of(&found, numbers) {
                 Ok(pid) => {
-                    let started = start_of(pid);
+                    let started = start_of(pid).ok().flatten();
                     named.push(Named {
                         path: found.path,
                         owner: found.owner,
@@ -232,11 +235,14 @@ impl Numbers {
     }
 }
 
-/// When a process started that has not ended.
-fn start_of(pid: i32) -> Option<u64> {
-    let stat = procfs::read_process(pid, "stat", STAT_LIMIT).ok()?;
+/// When a process started. `None`: it has ended.
+fn start_of(pid: i32) -> Result<Option<u64>, ProcError> {
+    let stat = match procfs::read_process(pid, "stat", STAT_LIMIT) {
+        Err(ProcError::Gone { .. }) => return Ok(None),
+        other => other?,
+    };
     let ended = matches!(procfs::state(&stat), Some("Z" | "X") | None);
-    procfs::start_time(&stat).filter(|_| !ended)
+    Ok(procfs::start_time(&stat).filter(|_| !ended))
 }
 
 /// A namespace that a process is in. `kind` is its name in `/proc`.
