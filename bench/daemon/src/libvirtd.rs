@@ -112,16 +112,15 @@ impl Libvirtd {
             domains.push((uuid(number).1, Arc::new(Mutex::new(domain))));
         }
         *lock(&self.shared.domains) = domains;
-        for (client, callback) in lock(&self.shared.listeners).iter() {
-            for number in 0..vms.count() {
-                let mut values = Values::default();
-                values.number(*callback);
-                domain_values(&mut values, number);
-                values.number(STARTED[0]).number(STARTED[1]);
-                // One that has gone listens no more.
-                let _ = notify(&mut lock(client), REMOTE, procedure::LIFECYCLE, &values);
-            }
-        }
+        let tell = |(client, callback): &(Arc<Client>, u32), number| {
+            let mut values = Values::default();
+            values.number(*callback);
+            domain_values(&mut values, number);
+            values.number(STARTED[0]).number(STARTED[1]);
+            notify(&mut lock(client), REMOTE, procedure::LIFECYCLE, &values)
+        };
+        // One that has gone listens no more.
+        lock(&self.shared.listeners).retain(|one| (0..vms.count()).all(|number| tell(one, number).is_ok()));
         Ok(())
     }
 }

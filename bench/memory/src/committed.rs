@@ -39,7 +39,7 @@ pub const PERIOD_S: f64 = 0.25;
 pub fn length_s(period_s: f64, worked_s: f64) -> f64 {
     period_s.max(2.0 * worked_s)
 }
-/// The shortest and the longest that is taken on the server, seconds.
+/// The shortest and the longest that is taken on the server for work that is short, seconds ([`length_s`]).
 pub const PERIODS_S: (f64, f64) = (3.0, 8.0);
 
 /// What a guest node has that was never changed, or was grown, and what it grows and shrinks by, MiB.

@@ -12,8 +12,8 @@ use std::fs;
 use std::io::{self, BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use nix::fcntl::FlockArg;
@@ -104,6 +104,8 @@ pub struct Image {
 
 /// Whether this process can do without what only tests need.
 static WITHOUT_TESTS: AtomicBool = AtomicBool::new(false);
+/// The recipe of this process, whatever others build meanwhile: what is built in an image belongs to its kernels.
+static CHOSEN: OnceLock<Recipe> = OnceLock::new();
 
 impl Image {
     /// From now on this process takes an image without what only tests and benchmarks need, if the whole one is not there. To build that
@@ -119,9 +121,13 @@ impl Image {
     }
 
     fn recipe(images: &Path) -> Result<Recipe, ImageError> {
+        if let Some(chosen) = CHOSEN.get() {
+            return Ok(chosen.clone());
+        }
         let whole = Recipe::read(&crate::lab_dir().join("image/recipe.toml"))?;
         let is_there = images.join(&whole.hash).exists();
-        Ok(if WITHOUT_TESTS.load(Ordering::Relaxed) && !is_there { whole.without_tests() } else { whole })
+        let small = WITHOUT_TESTS.load(Ordering::Relaxed) && !is_there;
+        Ok(CHOSEN.get_or_init(|| if small { whole.without_tests() } else { whole }).clone())
     }
 
     /// Finds the image of the present recipe in the cache or builds it, and prunes images of older recipes.
