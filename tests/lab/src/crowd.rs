@@ -14,7 +14,7 @@ use std::{
     io::{BufRead, BufReader, Write},
     os::{fd::AsFd, unix::process::CommandExt},
     process::{Command, Stdio},
-    sync::{Arc, Barrier},
+    sync::{Arc, Barrier, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 use vnuma_process::{Class, change_class, open_pidfd};
@@ -28,21 +28,24 @@ const LONGER_THAN_THE_WATCHDOG: Duration = Duration::from_secs(45);
 /// All threads of a queue have their turn within 2 s, and a machine that is emulated has hiccups.
 const MOST_MEAN_WAIT: Duration = Duration::from_millis(100);
 /// Until so many threads have begun, all on one CPU.
-const BEGIN_LIMIT: Duration = Duration::from_secs(300);
+const BEGIN_LIMIT: Duration = Duration::from_secs(900);
 
 /// The loops, in a process of their own: `lab-scenario scheduler --crowd N`.
 pub fn be(count: usize) -> Result<()> {
     let pid = std::process::id().cast_signed();
     let begun = Arc::new(Barrier::new(count + 1));
+    // One after the other: each opens a file, and a user has some thousand.
+    let process = Arc::new(Mutex::new(open_pidfd(pid)?));
     for _ in 0..count {
-        let begun = Arc::clone(&begun);
+        let (begun, process) = (Arc::clone(&begun), Arc::clone(&process));
         let act = move || -> Result<()> {
             let mut cpus = CpuSet::new();
             cpus.set(CPU)?;
             sched_setaffinity(Pid::from_raw(0), &cpus)?;
             begun.wait();
-            let pidfd = open_pidfd(pid)?;
+            let pidfd = process.lock().unwrap_or_else(PoisonError::into_inner);
             change_class(pidfd.as_fd(), pid, gettid().as_raw(), Class::Other, Class::Ext)?;
+            drop(pidfd);
             loop {
                 std::hint::spin_loop();
             }
