@@ -11,7 +11,7 @@ use nix::{
     unistd::{Pid, gettid},
 };
 use std::{
-    io::{BufRead, BufReader, Write},
+    io::{BufRead, BufReader, Read, Write},
     os::{fd::AsFd, unix::process::CommandExt},
     process::{Command, Stdio},
     sync::{Arc, Barrier, Mutex, PoisonError},
@@ -28,24 +28,26 @@ const LONGER_THAN_THE_WATCHDOG: Duration = Duration::from_secs(45);
 /// All threads of a queue have their turn within 2 s, and a machine that is emulated has hiccups.
 const MOST_MEAN_WAIT: Duration = Duration::from_millis(100);
 /// Until so many threads have begun, all on one CPU.
-const BEGIN_LIMIT: Duration = Duration::from_secs(900);
+const BEGIN_LIMIT: Duration = Duration::from_secs(300);
 
 /// The loops, in a process of their own: `lab-scenario scheduler --crowd N`.
 pub fn be(count: usize) -> Result<()> {
     let pid = std::process::id().cast_signed();
     let begun = Arc::new(Barrier::new(count + 1));
-    // One after the other: each opens a file, and a user has some thousand.
-    let process = Arc::new(Mutex::new(open_pidfd(pid)?));
+    let tids = Arc::new(Mutex::new(Vec::new()));
+    // It ends when all have their class. Until then they sleep: what runs in the fair class keeps the CPU from those that have it, and a
+    // lock would be passed on by threads that wait for all others.
+    let (wait, go) = std::io::pipe()?;
+    let wait = Arc::new(wait);
     for _ in 0..count {
-        let (begun, process) = (Arc::clone(&begun), Arc::clone(&process));
+        let (begun, tids, wait) = (Arc::clone(&begun), Arc::clone(&tids), Arc::clone(&wait));
         let act = move || -> Result<()> {
             let mut cpus = CpuSet::new();
             cpus.set(CPU)?;
             sched_setaffinity(Pid::from_raw(0), &cpus)?;
+            tids.lock().unwrap_or_else(PoisonError::into_inner).push(gettid().as_raw());
             begun.wait();
-            let pidfd = process.lock().unwrap_or_else(PoisonError::into_inner);
-            change_class(pidfd.as_fd(), pid, gettid().as_raw(), Class::Other, Class::Ext)?;
-            drop(pidfd);
+            (&*wait).read_exact(&mut [0]).expect_err("nothing is written");
             loop {
                 std::hint::spin_loop();
             }
@@ -54,6 +56,11 @@ pub fn be(count: usize) -> Result<()> {
         thread.spawn(move || act().unwrap_or_else(|error| eprintln!("a loop: {error:#}")))?;
     }
     begun.wait();
+    let pidfd = open_pidfd(pid)?;
+    for tid in tids.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+        change_class(pidfd.as_fd(), pid, *tid, Class::Other, Class::Ext)?;
+    }
+    drop(go);
     println!("ready");
     std::io::stdout().flush()?;
     std::thread::sleep(BEGIN_LIMIT * 2);
