@@ -16,12 +16,20 @@ pub(crate) trait Command: Serialize {
 #[derive(Debug, Deserialize)]
 pub(crate) struct Empty {}
 
-/// Declares a command: its QMP name, arguments as serialized (none between braces), and type of the answer.
+/// Declares a command: its QMP name, arguments as serialized (none between braces, or names of texts), and type of the answer.
 macro_rules! command {
     ($type:ident {}, $name:literal, $answer:ty) => {
         #[derive(Serialize)]
         pub(crate) struct $type {}
         command!($type, $name, $answer);
+    };
+    ($(#[$doc:meta])* $type:ident { $($field:ident),+ }, $name:literal, $answer:ty) => {
+        $(#[$doc])*
+        #[derive(Serialize)]
+        pub(crate) struct $type<'a> {
+            $(pub(crate) $field: &'a str,)+
+        }
+        command!($type<'_>, $name, $answer);
     };
     ($type:ty, $name:expr, $answer:ty) => {
         impl Command for $type {
@@ -222,12 +230,10 @@ pub(crate) struct PciBridgeBus {
     pub(crate) secondary: i64,
 }
 
-/// The properties of an object.
-#[derive(Serialize)]
-pub(crate) struct QomList<'a> {
-    pub(crate) path: &'a str,
-}
-command!(QomList<'_>, "qom-list", Vec<Property>);
+command!(
+    /// The properties of an object.
+    QomList { path }, "qom-list", Vec<Property>
+);
 
 /// A property of an object. Those whose type is `child<...>` are objects themselves.
 #[derive(Debug, Deserialize)]
@@ -237,27 +243,20 @@ pub(crate) struct Property {
     pub(crate) kind: String,
 }
 
-/// A property of an object, of whatever type.
-#[derive(Serialize)]
-pub(crate) struct QomGet<'a> {
-    pub(crate) path: &'a str,
-    pub(crate) property: &'a str,
-}
-command!(QomGet<'_>, "qom-get", Value);
+command!(
+    /// A property of an object, of whatever type.
+    QomGet { path, property }, "qom-get", Value
+);
 
-/// Receives a descriptor that is sent with it, and keeps it under a name.
-#[derive(Serialize)]
-pub(crate) struct GetFd<'a> {
-    pub(crate) fdname: &'a str,
-}
-command!(GetFd<'_>, "getfd", Empty);
+command!(
+    /// Receives a descriptor that is sent with it, and keeps it under a name.
+    GetFd { fdname }, "getfd", Empty
+);
 
-/// Closes a descriptor by its name.
-#[derive(Serialize)]
-pub(crate) struct CloseFd<'a> {
-    pub(crate) fdname: &'a str,
-}
-command!(CloseFd<'_>, "closefd", Empty);
+command!(
+    /// Closes a descriptor by its name.
+    CloseFd { fdname }, "closefd", Empty
+);
 
 /// A character device over a connected socket that QEMU was given under a name.
 #[derive(Serialize)]
@@ -279,18 +278,12 @@ impl<'a> ChardevAdd<'a> {
     }
 }
 
-#[derive(Serialize)]
-pub(crate) struct ChardevRemove<'a> {
-    pub(crate) id: &'a str,
-}
-command!(ChardevRemove<'_>, "chardev-remove", Empty);
+command!(ChardevRemove { id }, "chardev-remove", Empty);
 
-/// Asks the guest to let go of a device, by its id or path.
-#[derive(Serialize)]
-pub(crate) struct DeviceDel<'a> {
-    pub(crate) id: &'a str,
-}
-command!(DeviceDel<'_>, "device_del", Empty);
+command!(
+    /// Asks the guest to let go of a device, by its id or path.
+    DeviceDel { id }, "device_del", Empty
+);
 
 /// The topology channel's device.
 #[derive(Serialize)]

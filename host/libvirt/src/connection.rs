@@ -263,9 +263,9 @@ pub(crate) struct Opened {
     pub(crate) uri: String,
     pub(crate) raw: Raw<VirConnect>,
     events: Vec<c_int>,
-    /// It is told of its end.
+    /// Its close callback is registered.
     watched: bool,
-    /// It tells of domains that come and go.
+    /// Its driver reports domains that start and end.
     tells: bool,
     alive: Arc<AtomicBool>,
 }

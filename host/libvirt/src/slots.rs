@@ -34,7 +34,7 @@ const LONG: usize = 8;
 /// How long it is waited for a slot before another connection is opened.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// How long a call that has got no slot is told of.
+/// How long [`Slots::is_busy`] reports a call that has got no slot.
 const MEMORY: Duration = Duration::from_secs(60);
 
 /// What a call is.

@@ -273,7 +273,7 @@ fn serve(socket: RawFd, room: &mut Room) -> ! {
             }
             let errno = if count == 0 { libc::EMFILE } else { Errno::last_raw() };
             let answer = i32::try_from(child).ok().filter(|child| *child > 0).unwrap_or(-errno).to_ne_bytes();
-            // Before the answer: nobody is to connect to a listener without a child.
+            // Before the answer, so that no client can connect to a listener without a child.
             room.descriptors[..count].iter().for_each(|&descriptor| _ = libc::close(descriptor));
             libc::send(socket, answer.as_ptr().cast(), answer.len(), libc::MSG_NOSIGNAL);
         }
