@@ -442,14 +442,31 @@ mod tests {
         assert_eq!(read_allowed(pid, pid).expect("a mask"), all);
     }
 
+    /// A thread of this process with its CPUs, and a directory for records.
+    struct Own {
+        directory: tempfile::TempDir,
+        pid: i32,
+        pidfd: Arc<OwnedFd>,
+        tid: i32,
+        _keep: mpsc::Sender<()>,
+        all: CpuSet,
+        one: CpuSet,
+    }
+
+    impl Own {
+        fn new() -> Self {
+            let (directory, pid) = (tempfile::tempdir().expect("a directory"), own_pid());
+            let pidfd = Arc::new(open_pidfd(pid).expect("a pidfd"));
+            let (tid, _keep) = thread();
+            let all = read_allowed(pid, tid).expect("a mask");
+            let one = all.iter().take(1).collect();
+            Self { directory, pid, pidfd, tid, _keep, all, one }
+        }
+    }
+
     #[test]
     fn a_record_that_cannot_be_read_now_counts_later() {
-        let directory = tempfile::tempdir().expect("a directory");
-        let pid = own_pid();
-        let pidfd = Arc::new(open_pidfd(pid).expect("a pidfd"));
-        let (tid, _keep) = thread();
-        let all = read_allowed(pid, tid).expect("a mask");
-        let one: CpuSet = all.iter().take(1).collect();
+        let Own { directory, pid, pidfd, tid, _keep, all, one } = Own::new();
         let mut masks = Masks::new(directory.path().into());
         masks.note(pid, &pidfd, &[order(tid, &all, &one)], false).expect("written");
         pin_thread_if(pidfd.as_fd(), pid, tid, |_| true, &one).expect("set");
@@ -469,12 +486,7 @@ mod tests {
     /// Only this record says what the operators' masks are.
     #[test]
     fn a_record_that_is_not_understood_stays_and_nothing_takes_its_place() {
-        let directory = tempfile::tempdir().expect("a directory");
-        let pid = own_pid();
-        let pidfd = Arc::new(open_pidfd(pid).expect("a pidfd"));
-        let (tid, _keep) = thread();
-        let all = read_allowed(pid, tid).expect("a mask");
-        let one: CpuSet = all.iter().take(1).collect();
+        let Own { directory, pid, pidfd, tid, _keep, all, one } = Own::new();
         let path = directory.path().join(format!("{pid}.masks"));
         let newer = format!("{{\"version\":2,\"started\":1,\"groups\":[\"{all}\"]}}");
         for (text, problem) in [(newer.as_bytes(), "version = 2: must be 1"), (b"\xff", "invalid utf-8")] {
