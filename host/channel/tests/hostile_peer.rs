@@ -26,6 +26,7 @@ use nix::{
 };
 use std::{
     io::{Seek, SeekFrom, Write},
+    mem::offset_of,
     os::{
         fd::{AsFd, AsRawFd},
         unix::fs::{FileExt, PermissionsExt},
@@ -38,7 +39,7 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
-use vnuma_abi_topology_channel::{REGION_SIZE, Vcpu};
+use vnuma_abi_topology_channel::{GUEST_MAGIC, Guest, REGION_SIZE, Vcpu};
 use vnuma_channel::{Channel, Content, PAUSE, Plug, WAKEUPS_PER_PUBLICATION};
 use vnuma_channel_model::GuestEnd;
 use vnuma_model::DistanceMatrix;
@@ -197,6 +198,10 @@ fn the_host_is_not_led_astray_by_what_a_guest_writes() {
     for counter in 1..=4 {
         for byte in [0, 0xff, 0x5a] {
             guest.memory.write_all_at(&vec![byte; REGION_SIZE], 0).expect("the guest can write");
+            assert_eq!(channel.take_acknowledgement().expect("taken"), None);
+            // The rest of its area is read only once a driver says that it is there.
+            guest.store(offset_of!(Guest, magic), GUEST_MAGIC).expect("the guest can write");
+            assert_eq!(channel.guest_status().acknowledged, u64::from_ne_bytes([byte; 8]));
             assert_eq!(channel.take_acknowledgement().expect("taken"), None);
         }
         assert_eq!(channel.publish(&content()).expect("published") as u32, counter);
