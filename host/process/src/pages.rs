@@ -201,6 +201,25 @@ mod tests {
         assert_eq!(found.unwrap_err().raw_os_error(), Some(libc::ESRCH), "whoever has its number now");
     }
 
+    /// The number of a process may be another one's by now; the pidfd tells.
+    #[test]
+    fn pages_of_a_successor_are_neither_found_nor_moved() {
+        let cat =
+            || std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().expect("cat");
+        let (mut ended, mut successor) = (cat(), cat());
+        let (pidfd, pid) =
+            (open_pidfd(ended.id().cast_signed()).expect("a pidfd"), successor.id().cast_signed());
+        drop(ended.stdin.take());
+        ended.wait().expect("it ends with its input");
+        let address = [PAGE as u64];
+        let refused = [find_pages(pidfd.as_fd(), pid, &address), move_pages(pidfd.as_fd(), pid, &address, 0)];
+        drop(successor.stdin.take());
+        successor.wait().expect("it ends with its input");
+        for refused in refused {
+            assert_eq!(refused.unwrap_err().raw_os_error(), Some(libc::ESRCH));
+        }
+    }
+
     /// So is one that ends, for a moment. A thread of the kernel is so for ever.
     #[test]
     fn a_process_without_memory_has_ended() {
