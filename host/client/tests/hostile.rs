@@ -19,13 +19,16 @@ fn server(answer: &'static [u8], ends: bool) -> (tempfile::TempDir, PathBuf) {
     let socket = directory.path().join("api.sock");
     let listener = UnixListener::bind(&socket).expect("bound");
     thread::spawn(move || {
-        let mut held = Vec::new();
         for stream in listener.incoming() {
             let mut stream = stream.expect("a connection");
             let _ = stream.read(&mut [0; 4096]);
             let _ = stream.write_all(answer);
             if !ends {
-                held.push(stream);
+                // A client that waits for ever fails then.
+                thread::spawn(move || {
+                    thread::sleep(HANG);
+                    drop(stream);
+                });
             }
         }
     });
@@ -51,6 +54,8 @@ fn other_answers_are_unexpected() {
         &b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"[..],
         b"HTTP/1.1 500 Broken\r\nContent-Length: 4\r\n\r\noops",
         b"HTTP/1.1 302 Elsewhere\r\nContent-Length: 0\r\n\r\n",
+        // What would be a list, if the status did not say that it is none.
+        b"HTTP/1.1 500 Broken\r\nContent-Length: 2\r\n\r\n[]",
         // It ends too soon.
         b"HTTP/1.1 200 OK\r\nContent-Length: 20\r\n\r\n[]",
     ] {
