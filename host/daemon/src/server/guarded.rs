@@ -27,7 +27,7 @@ pub(crate) struct Guarded<S, C> {
     /// Nothing is read before.
     first: Option<Wait>,
     /// It ends then.
-    until: Option<Pin<Box<Sleep>>>,
+    pub(super) until: Option<Pin<Box<Sleep>>>,
     /// While it takes nothing.
     stalled: Option<Pin<Box<Sleep>>>,
     stall_limit: Duration,

@@ -153,6 +153,8 @@ pub(crate) type Scraper = Guarded<TcpStream, Permit>;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tokio::time::Instant;
+    use vnuma_process::Ledger;
 
     #[test]
     fn a_client_of_ipv6_has_one_part_whatever_address_it_takes() {
@@ -161,5 +163,17 @@ mod tests {
         assert_ne!(of("2001:db8::1"), of("2001:db8:0:1::1"));
         assert_ne!(of("192.0.2.1"), of("192.0.2.2"));
         assert_eq!(of("::ffff:192.0.2.1"), of("192.0.2.1"));
+    }
+
+    #[tokio::test]
+    async fn each_connection_to_the_port_has_an_end() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let mut port = MetricsListener::new(listener, Tolls::new(Ledger::default()));
+        let begin = Instant::now();
+        let _client = TcpStream::connect(address).await.expect("connected");
+        let (connection, _) = port.accept().await;
+        let end = connection.until.expect("an end").deadline();
+        assert!((begin + CONNECTION_LIMIT..=Instant::now() + CONNECTION_LIMIT).contains(&end));
     }
 }
