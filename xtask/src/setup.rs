@@ -132,10 +132,12 @@ pub fn checkpatch() -> Result<PathBuf> {
     Ok(directory.join("scripts/checkpatch.pl"))
 }
 
-/// promtool of the package of Prometheus, which is not installed: it would run.
+/// promtool, which Debian 12 has in the package of Prometheus. That is not installed: it would run.
 pub fn promtool() -> Result<PathBuf> {
-    let script = "set -e; apt-get download -qq -o APT::Sandbox::User=root prometheus
-         dpkg --fsys-tarfile prometheus_*.deb | tar -x ./usr/bin/promtool";
+    let script = "set -e; package=promtool
+         apt-cache show $package >/dev/null 2>&1 || package=prometheus
+         apt-get download -qq -o APT::Sandbox::User=root $package
+         dpkg --fsys-tarfile ${package}_*.deb | tar -x ./usr/bin/promtool";
     fetch_once("tools", "promtool", "promtool", |download| {
         run_quiet(Command::new("apt-get").args(["update", "-qq"]))?;
         run_quiet(Command::new("sh").args(["-c", script]).current_dir(download))?;
