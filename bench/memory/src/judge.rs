@@ -311,7 +311,12 @@ fn judge(rows: &[Row], full: bool) -> Vec<Goal> {
             rows.iter().filter(|row| row.profile == profile && row.policy == policy).collect()
         };
         goals.push(complete(rows, profile, full));
-        goals.extend(goals_of(rows, profile, &of(Policy::None), &of(Policy::Adaptive)));
+        let adaptive = of(Policy::Adaptive);
+        goals.extend(goals_of(rows, profile, &of(Policy::None), &adaptive));
+        // The reduced form has other policies that move, and peers, for one cause.
+        let has_others = |row: &&&Row| full || row.cause == Policy::MORE.0;
+        let compared: Vec<&Row> = adaptive.iter().filter(has_others).copied().collect();
+        goals.extend(goals_beside_others(rows, profile, &compared));
     }
     goals
 }
@@ -328,14 +333,21 @@ fn complete(rows: &[Row], profile: &str, full: bool) -> Goal {
     }
 }
 
-fn goals_of<'a>(rows: &[Row], profile: &str, none: &[&'a Row], adaptive: &[&'a Row]) -> Vec<Goal> {
-    let at_most = |share: f64, limit: f64| (share, share <= limit);
-    let by = |share: f64| format!("{:.1} %", share * 100.0);
-    // What is of the cell, not of an application.
-    let cells = |rows: &[&'a Row]| -> Vec<&'a Row> {
-        rows.iter().copied().filter(|row| row.workload == STREAM).collect()
-    };
-    let (none, each) = (&cells(none)[..], &cells(adaptive)[..]);
+fn at_most(share: f64, limit: f64) -> (f64, bool) {
+    (share, share <= limit)
+}
+
+fn by(share: f64) -> String {
+    format!("{:.1} %", share * 100.0)
+}
+
+/// Rows of what is of the cell, not of an application.
+fn of_cells<'a>(rows: &[&'a Row]) -> Vec<&'a Row> {
+    rows.iter().copied().filter(|row| row.workload == STREAM).collect()
+}
+
+fn goals_of(rows: &[Row], profile: &str, none: &[&Row], adaptive: &[&Row]) -> Vec<Goal> {
+    let (none, each) = (&of_cells(none)[..], &of_cells(adaptive)[..]);
     vec![
         goal(
             format!("{profile}: under none {} or more are displaced in the end", by(goals::DISPLACES)),
@@ -363,20 +375,26 @@ fn goals_of<'a>(rows: &[Row], profile: &str, none: &[&'a Row], adaptive: &[&'a R
                 Some(at_most(row.io_cycles_per_op / none.io_cycles_per_op - 1.0, goals::IO))
             },
         ),
+        goal(format!("{profile}: vnumad takes at most {} of a CPU", by(goals::OVERHEAD)), each, |row| {
+            row.overhead_share.map(|share| at_most(share, goals::OVERHEAD))
+        }),
+    ]
+}
+
+/// Those that need rows of other policies of the same cause.
+fn goals_beside_others(rows: &[Row], profile: &str, adaptive: &[&Row]) -> Vec<Goal> {
+    vec![
         goal(
             format!(
                 "{profile}: adaptive moves at most {} more pages than both, of those that are displaced (by both's)",
                 by(goals::MOVES)
             ),
-            each,
+            &of_cells(adaptive),
             |row| {
                 let both = find(rows, row, Policy::Both)?;
                 Some(at_most(row.moved_per_displaced / both.moved_per_displaced - 1.0, goals::MOVES))
             },
         ),
-        goal(format!("{profile}: vnumad takes at most {} of a CPU", by(goals::OVERHEAD)), each, |row| {
-            row.overhead_share.map(|share| at_most(share, goals::OVERHEAD))
-        }),
         goal(
             format!(
                 "{profile}: no peer's second run takes less than that under adaptive (the best peer's by it)"

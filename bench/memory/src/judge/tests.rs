@@ -113,14 +113,16 @@ fn periods_that_are_late_do_not_count() {
 
 #[test]
 fn every_goal_can_be_missed() {
-    let met = || [cell(Cause::Ksm, Policy::None, 100), cell(Cause::Ksm, Policy::Both, 8), good(), peer()];
+    let met = || {
+        [cell(Cause::FirstTouch, Policy::None, 100), cell(Cause::FirstTouch, Policy::Both, 8), good(), peer()]
+    };
     fn good() -> Cell {
-        let mut good = cell(Cause::Ksm, Policy::Adaptive, 4);
+        let mut good = cell(Cause::FirstTouch, Policy::Adaptive, 4);
         good.second = good.first.clone();
         good
     }
     fn peer() -> Cell {
-        cell(Cause::Ksm, Policy::AutonumaHost, 80)
+        cell(Cause::FirstTouch, Policy::AutonumaHost, 80)
     }
     let all = judge(&rows(&met()), false);
     assert!(all[1..].iter().all(|goal| goal.met), "{all:?}");
@@ -153,6 +155,12 @@ fn every_goal_can_be_missed() {
         cells[3].second.passes.iter_mut().for_each(cycles);
     };
     missed(ahead, "no peer");
+    // What has no rows of others to compare with in the reduced form does not miss for that, and in the full one does.
+    let mut cells = met().to_vec();
+    cells.extend([cell(Cause::Ksm, Policy::None, 100), good()]);
+    cells[5].cause = Cause::Ksm;
+    let missed = |full| judge(&rows(&cells), full).iter().skip(1).filter(|goal| !goal.met).count();
+    assert_eq!((missed(false), missed(true)), (0, 2));
 }
 
 #[test]
