@@ -92,13 +92,14 @@ pub(super) fn serve_messages(ends: &Ends, pid: i32, keep: &[RawFd], batch: &mut 
                 libc::poll(ptr::null_mut(), 0, FAILED_MS);
                 continue;
             }
-            if process_of(peer) == pid {
+            let from = credentials_of(peer);
+            if from.pid == pid {
                 let code = if send_all(peer, &mut batch.headers) { SERVED } else { FAILED };
                 break (code, peer);
             }
             // No other process gets what is meant for that one. One may come even to a socket that was made for another one: libvirt
             // finds the domain by its UUID, and it may have been started anew meanwhile.
-            if ends.passes >= 0 && pass_client(ends.passes, peer) {
+            if ends.passes >= 0 && pass_client(ends.passes, peer, from.uid) {
                 libc::close(peer);
             } else {
                 refused.refuse(peer);
@@ -142,15 +143,6 @@ unsafe fn await_read(peer: RawFd, until: i64) {
             unsafe { libc::poll(ptr::null_mut(), 0, look_ms) };
         }
     }
-}
-
-/// The process at the other end of a socket.
-///
-/// # Safety
-/// None beyond that of a system call.
-unsafe fn process_of(peer: RawFd) -> i32 {
-    // SAFETY: as the caller says.
-    unsafe { credentials_of(peer) }.pid
 }
 
 /// Closes all descriptors but these, which are in rising order.

@@ -260,7 +260,9 @@ impl CommonSocket {
             arrivals.tidy(Instant::now());
             let mut outcome = Ok(());
             if passed {
-                outcome = self.answer(&mut arrivals, || take_client(self.passed.0.as_fd()));
+                let ledger = arrivals.ledger.clone();
+                let next = || take_client(self.passed.0.as_fd(), |user, why| self.tell(&ledger, user, why));
+                outcome = self.answer(&mut arrivals, next);
             }
             if comes && outcome.is_ok() {
                 let child_accepts = self.turn().is_none();
@@ -277,6 +279,13 @@ impl CommonSocket {
                     return;
                 }
             }
+        }
+    }
+
+    /// Logs that a client of this user could not be taken over from a child.
+    fn tell(&self, ledger: &Ledger, user: libc::uid_t, why: &str) {
+        if let Some(more) = ledger.line(Party::User(user)) {
+            tracing::warn!(user, why, path = %self.path.display(), "a client that wants a channel cannot be received, and is closed{more}");
         }
     }
 
@@ -344,14 +353,18 @@ fn wait_for<const N: usize>(descriptors: [BorrowedFd<'_>; N], limit: Option<Dura
 #[cfg(test)]
 mod tests {
     use super::{
-        super::handshake::{
-            Handshake, Place,
-            tests::{own, receive, receive_from, server},
+        super::{
+            handshake::{
+                Handshake, Place,
+                tests::{own, receive, receive_from, server},
+            },
+            sockets::pass_client,
         },
         *,
     };
+    use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
     use std::{
-        io::Read,
+        io::{IoSlice, Read},
         os::unix::{fs::PermissionsExt, net::UnixStream},
         process::{Command, Stdio},
         sync::{
@@ -495,6 +508,23 @@ mod tests {
         assert_eq!(receive(socket.path()).0.len(), 5, "it is served as before");
         sleeper.kill().unwrap();
         sleeper.wait().unwrap();
+    }
+
+    /// It comes from a child over another socket.
+    #[test]
+    fn a_client_that_cannot_be_received_keeps_no_other_waiting() {
+        let dir = tempfile::tempdir().unwrap();
+        let served = serve(dir.path());
+        let passes = served.socket().passed.1.as_raw_fd();
+        let (theirs, other) = UnixStream::pair().unwrap();
+        // There is no room for so many.
+        let (many, user) = ([theirs.as_raw_fd(); 20], NOBODY.to_ne_bytes());
+        let rights = [ControlMessage::ScmRights(&many)];
+        sendmsg::<()>(passes, &[IoSlice::new(&user)], &rights, MsgFlags::empty(), None).unwrap();
+        assert_eq!(receive(served.socket().path()).0.len(), 5, "one that connects");
+        // SAFETY: a plain system call.
+        assert!(unsafe { pass_client(passes, theirs.as_raw_fd(), NOBODY) });
+        assert_eq!(first_of(&other), 0, "one that a child passes on");
     }
 
     /// The first value that a client is sent.

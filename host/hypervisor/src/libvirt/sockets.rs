@@ -180,28 +180,50 @@ pub(super) struct Left<'a> {
     pub(super) passes: BorrowedFd<'a>,
 }
 
+/// How often a message is looked at whose descriptor is cut off though this process can have more: another thread may have had the last
+/// one meanwhile.
+const LOOKS: usize = 3;
+
 /// A client that another process has accepted and passed on. `None`: there is none now. While this process can have no more files, it
 /// waits where it is: one that is closed without a message would read without end.
-pub(super) fn take_client(from: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
-    match receive(from, &mut [0], libc::MSG_PEEK) {
-        Ok(received) if received.cut_off => Err(Errno::EMFILE.into()),
-        Ok(mut received) => {
-            // Its own descriptor is closed with it, and the copy stays.
-            receive(from, &mut [0], 0)?;
-            Ok(received.descriptors.pop())
+///
+/// A message that cannot be received for another reason is dropped, and `dropped` is called with its user: those behind it would wait for
+/// good. A security module may refuse a descriptor, for example.
+pub(super) fn take_client(
+    from: BorrowedFd<'_>,
+    dropped: impl FnOnce(libc::uid_t, &'static str),
+) -> io::Result<Option<OwnedFd>> {
+    let mut user = libc::uid_t::MAX.to_ne_bytes();
+    let mut why = "its descriptor is cut off";
+    for _ in 0..LOOKS {
+        match receive(from, &mut user, libc::MSG_PEEK) {
+            // This fails while there is no room for a descriptor.
+            Ok(received) if received.cut_off => drop(from.try_clone_to_owned()?),
+            Ok(mut received) => {
+                // Its own descriptor is closed with it, and the copy stays.
+                receive(from, &mut user, 0)?;
+                return Ok(received.descriptors.pop());
+            }
+            Err(Errno::EAGAIN | Errno::EINTR) => return Ok(None),
+            Err(errno) => {
+                why = errno.desc();
+                break;
+            }
         }
-        Err(Errno::EAGAIN | Errno::EINTR) => Ok(None),
-        Err(errno) => Err(errno.into()),
     }
+    // What cannot be taken away either is tried again after a pause.
+    receive(from, &mut user, 0)?;
+    dropped(libc::uid_t::from_ne_bytes(user), why);
+    Ok(None)
 }
 
-/// Passes a client on. False if that could not be done at once.
+/// Passes a client of this user on. False if that could not be done at once.
 ///
 /// # Safety
 /// None beyond that of a system call. It makes no other, and allocates nothing.
-pub(super) unsafe fn pass_client(to: RawFd, client: RawFd) -> bool {
-    let (mut byte, mut control) = ([0_u8; 1], [0_usize; 4]);
-    let mut vector = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
+pub(super) unsafe fn pass_client(to: RawFd, client: RawFd, user: libc::uid_t) -> bool {
+    let (mut bytes, mut control) = (user.to_ne_bytes(), [0_usize; 4]);
+    let mut vector = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
     // SAFETY: all zero is a valid value of this plain structure. The control buffer has room for one header and one descriptor, as `Batch`
     // checks of one of its size, and all buffers outlive the call.
     unsafe {
@@ -210,7 +232,7 @@ pub(super) unsafe fn pass_client(to: RawFd, client: RawFd) -> bool {
         header.msg_control = control.as_mut_ptr().cast();
         header.msg_controllen = libc::CMSG_SPACE(4) as usize;
         put_descriptor(&header, client);
-        libc::sendmsg(to, &raw const header, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) == 1
+        libc::sendmsg(to, &raw const header, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) == bytes.len() as isize
     }
 }
 
@@ -415,12 +437,13 @@ mod tests {
         let flags = SockFlag::SOCK_CLOEXEC;
         let pair = || socketpair(AddressFamily::Unix, SockType::Stream, None, flags).unwrap();
         let ((reads, writes), (client, other)) = (pair(), pair());
-        assert!(take_client(reads.as_fd()).unwrap().is_none());
+        let take = || take_client(reads.as_fd(), |user, why| panic!("that of {user} is dropped: {why}"));
+        assert!(take().unwrap().is_none());
         // SAFETY: plain system calls.
-        let pass = || unsafe { pass_client(writes.as_raw_fd(), client.as_raw_fd()) };
+        let pass = || unsafe { pass_client(writes.as_raw_fd(), client.as_raw_fd(), 7) };
         assert!(pass());
-        assert!(without_files(|| take_client(reads.as_fd()).is_err()), "it is not lost");
-        let passed = take_client(reads.as_fd()).unwrap().expect("a client");
+        assert!(without_files(|| take().is_err()), "it is not lost");
+        let passed = take().unwrap().expect("a client");
         // SAFETY: as above.
         assert!(unsafe { refuse(passed.as_raw_fd()) });
         let mut bytes = [0; MESSAGE];
@@ -429,6 +452,28 @@ mod tests {
         assert!((1..100_000).contains(&passes), "nobody reads, and it does not wait: {passes}");
         drop(reads);
         assert!(!pass());
+    }
+
+    #[test]
+    fn a_message_that_cannot_be_received_keeps_no_client_behind_it_waiting() {
+        let flags = SockFlag::SOCK_CLOEXEC;
+        let pair = || socketpair(AddressFamily::Unix, SockType::Stream, None, flags).unwrap();
+        let ((reads, writes), (client, _other)) = (pair(), pair());
+        let memory = memfd_create(MEMORY, MFdFlags::MFD_CLOEXEC).unwrap();
+        // There is no room for so many, as if a security module refused one.
+        let raw = [memory.as_raw_fd(); 20];
+        let (user, rights) = (7_u32.to_ne_bytes(), [ControlMessage::ScmRights(&raw)]);
+        sendmsg::<()>(writes.as_raw_fd(), &[IoSlice::new(&user)], &rights, MsgFlags::empty(), None).unwrap();
+        // SAFETY: a plain system call.
+        assert!(unsafe { pass_client(writes.as_raw_fd(), client.as_raw_fd(), 8) });
+        let mut dropped = None;
+        let first = take_client(reads.as_fd(), |user, why| dropped = Some((user, why)));
+        assert!(matches!(first, Ok(None)), "{first:?}");
+        assert_eq!(dropped, Some((7, "its descriptor is cut off")));
+        let second = take_client(reads.as_fd(), |user, why| panic!("that of {user} is dropped: {why}"));
+        assert!(matches!(second, Ok(Some(_))), "{second:?}");
+        drop(memory);
+        assert_eq!(open(), 0, "its descriptors are closed");
     }
 
     #[test]
