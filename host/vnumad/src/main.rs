@@ -4,7 +4,10 @@ use anyhow::Context;
 use clap::Parser;
 use nix::{
     libc,
-    sys::stat::{Mode, umask},
+    sys::{
+        signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction},
+        stat::{Mode, umask},
+    },
 };
 use std::{
     io::{self, IsTerminal},
@@ -65,6 +68,7 @@ fn main() -> ExitCode {
 fn start(arguments: Arguments) -> anyhow::Result<()> {
     // Files are for the daemon alone; the socket and its directory get their modes one by one.
     umask(Mode::from_bits_truncate(0o077));
+    await_children()?;
     if arguments.print_openapi {
         print!("{}", vnuma_daemon::openapi_document());
         return Ok(());
@@ -90,6 +94,14 @@ fn start(arguments: Arguments) -> anyhow::Result<()> {
     // The API needs no more than this thread. What decides, and what blocks, has threads of its own.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.context("starting the runtime")?.block_on(serve(config))
+}
+
+/// A program that ignores ends of its children leaves that to those that it starts. The kernel would then take away children before they
+/// are waited for, with the exit codes that say whether a QEMU has got its channel.
+fn await_children() -> anyhow::Result<()> {
+    let default = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
+    // SAFETY: no function of this program handles the signal.
+    unsafe { sigaction(Signal::SIGCHLD, &default) }.map(drop).context("SIGCHLD")
 }
 
 /// A VM takes some twenty descriptors; the usual limit of 1024 is one for programs that use select.

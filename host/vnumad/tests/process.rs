@@ -3,12 +3,15 @@
 use nix::{
     fcntl::{FcntlArg, fcntl},
     libc,
-    sys::signal::{Signal, kill},
+    sys::signal::{SigHandler, Signal, kill, signal},
     unistd::Pid,
 };
 use std::{
     io::Read,
-    os::{fd::AsRawFd, unix::net::UnixListener},
+    os::{
+        fd::AsRawFd,
+        unix::{net::UnixListener, process::CommandExt},
+    },
     path::Path,
     process::{Child, Command, Output, Stdio},
 };
@@ -82,6 +85,27 @@ fn it_serves_refuses_a_second_one_survives_its_own_death_and_stops_in_order() {
     kill(Pid::from_raw(second.0.id().cast_signed()), Signal::SIGTERM).expect("asked to stop");
     assert!(second.0.wait().expect("ended").success());
     assert!(!socket.exists());
+}
+
+/// The exit code of a child says whether a QEMU has got its channel.
+#[test]
+fn it_waits_for_its_children_though_who_started_it_does_not() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let socket = directory.path().join("run/vnumad.sock");
+    let mut command = vnumad(directory.path());
+    let ignore = || {
+        // SAFETY: the signal has no handler before and after.
+        let before = unsafe { signal(Signal::SIGCHLD, SigHandler::SigIgn) };
+        before.map(drop).map_err(std::io::Error::from)
+    };
+    // SAFETY: the child makes one system call.
+    let command = unsafe { command.pre_exec(ignore) };
+    let daemon = Running(command.stderr(Stdio::null()).spawn().expect("runs"));
+    wait_for("it", || answers(&socket));
+    let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.0.id())).expect("it runs");
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).expect("a mask").trim();
+    let ignored = u64::from_str_radix(ignored, 16).expect("a number");
+    assert_eq!(ignored & 1 << (Signal::SIGCHLD as u32 - 1), 0, "{ignored:x}");
 }
 
 /// With the library, and without.

@@ -264,6 +264,8 @@ fn serve(socket: RawFd, room: &mut Room) -> ! {
         let mut all: libc::sigset_t = std::mem::zeroed();
         libc::sigfillset(&raw mut all);
         libc::sigprocmask(libc::SIG_SETMASK, &raw const all, ptr::null_mut());
+        // Its children are not to have it ignored either: what they would wait for is taken away by the kernel then.
+        libc::signal(libc::SIGCHLD, libc::SIG_DFL);
         close_others(&[socket]);
         while let Some(count) = room.receive(socket) {
             let flags = libc::CLONE_PARENT | libc::SIGCHLD;
@@ -312,7 +314,7 @@ mod tests {
     };
     use nix::sys::wait::{Id, WaitPidFlag, waitid};
     use std::time::Instant;
-    use vnuma_process::Workers;
+    use vnuma_process::{Workers, procfs};
 
     fn server_process() -> Option<Pid> {
         SERVER.lock().unwrap().as_ref().map(|server| server.process)
@@ -331,6 +333,45 @@ mod tests {
         assert_eq!(receive(handshake.path()).0.len(), 5);
         assert!(handshake.end());
         assert_ne!(server_process(), Some(first));
+    }
+
+    /// As the process that it is forked by may.
+    #[test]
+    fn it_does_not_ignore_ends_of_children() {
+        let mut server = [0; 4];
+        let (reads, writes) = nix::unistd::pipe().unwrap();
+        // SAFETY: the child makes system calls and allocates, which the C library allows after a fork, and ends without cleaning up.
+        let parent = unsafe {
+            let parent = libc::fork();
+            if parent == 0 {
+                libc::signal(libc::SIGCHLD, libc::SIG_IGN);
+                let started = ForkServer::start().map_or(-1, |server| {
+                    let process = server.process.as_raw();
+                    std::mem::forget(server);
+                    process
+                });
+                let _ = nix::unistd::write(&writes, &started.to_ne_bytes());
+                loop {
+                    libc::pause();
+                }
+            }
+            parent
+        };
+        assert_eq!(nix::unistd::read(&reads, &mut server), Ok(4));
+        let server = i32::from_ne_bytes(server);
+        let ignored = || {
+            let status = procfs::read_process(server, "status", procfs::STATUS_LIMIT).ok()?;
+            let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"))?.trim().to_owned();
+            Some(u64::from_str_radix(&mask, 16).ok()? & 1 << (libc::SIGCHLD - 1) != 0)
+        };
+        let until = Instant::now() + LIMIT;
+        while ignored() != Some(false) && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let ignored = ignored();
+        let _ = kill(Pid::from_raw(parent), Signal::SIGKILL);
+        assert!(waitpid(Pid::from_raw(parent), None).is_ok());
+        assert_eq!(ignored, Some(false));
     }
 
     #[test]
