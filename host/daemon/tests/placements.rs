@@ -11,6 +11,7 @@ use common::{
 };
 use serde_json::{Value, json};
 use std::{fs, os::unix::fs::symlink, path::Path, thread};
+use vnuma_observe::devices::DESCRIPTORS;
 
 fn start() -> Daemon {
     Daemon::start_with(None, |config| {
@@ -264,6 +265,35 @@ fn a_device_that_somebody_has_without_a_reservation_is_in_use() {
     assert!(message.contains(&format!("proc/{pid}/fd: ")) && status == 500, "{status} {message}");
     assert_eq!(place(&daemon, "newer", 1, &[]).0, 200);
     assert_eq!(devices()["problems"].as_array().map(Vec::len), Some(1));
+}
+
+#[test]
+fn of_a_vm_with_very_many_files_it_is_not_guessed_which_devices_it_has() {
+    let daemon = start();
+    let root = &daemon.config.root;
+    with_groups(root);
+    let process = Process::start();
+    let pid = process.pid();
+    // Some program that is no VM, and a VM.
+    for (pid, target) in [(999_999, "/dev/vfio/18"), (pid, "/dev/vhost-net")] {
+        open(root, pid, 0, target, "");
+        let fd = |fd: usize| root.join(format!("proc/{pid}/fd/{fd}"));
+        (1..=DESCRIPTORS).for_each(|number| symlink(target, fd(number)).expect("linked"));
+    }
+    fs::write(root.join("proc/999999/comm"), "testpmd\n").expect("written");
+    let placed = |name: &str, device: &str| {
+        let (status, answer) = place(&daemon, name, 1, &[device]);
+        (status, answer["message"].as_str().unwrap_or_default().to_owned())
+    };
+    let used = (409, "device 0000:81:00.0: in use by process 999999 (testpmd)".to_owned());
+    assert_eq!(placed("new", "0000:81:00.0"), used);
+    assert_eq!(placed("new", "0000:80:00.0").0, 200, "another process keeps nothing else");
+    daemon.add("old", describe("old", pid, &[0, 1], &[pid]));
+    let devices = || ask(&daemon.socket, "GET", "/v1/devices", "").1;
+    wait_for("the VM to be known", || !devices()["vhost"].as_array().expect("an array").is_empty());
+    let (status, message) = placed("newer", "0000:80:00.1");
+    assert_eq!(status, 500, "{message}");
+    assert!(message.contains(&format!("/proc/{pid}/fd: more than {DESCRIPTORS} open files: ")), "{message}");
 }
 
 #[test]

@@ -37,18 +37,36 @@ pub enum DevicesError {
     /// A file of the host.
     #[error(transparent)]
     Host(#[from] SysfsError),
+    /// It has more descriptors than [`DESCRIPTORS`].
+    #[error("{path}: more than {DESCRIPTORS} open files: which devices are among the rest is not known")]
+    TooMany {
+        /// The directory.
+        path: String,
+        /// What is known.
+        files: Vec<DeviceFile>,
+    },
 }
 
-/// Device files that a process has open, each once for each time that it is. `root` has `sys` and `proc`.
+/// Most descriptors of a process that are looked at: a process decides how many it has. QEMU has some for each queue of each device, and
+/// as many queues as vCPUs, so that those of a large VM are thousands.
+pub const DESCRIPTORS: usize = 1 << 14;
+
+/// Device files that a process has open, each once for each time that it is. `root` has `sys` and `proc`. An error if there are
+/// more descriptors than [`DESCRIPTORS`]: what is among the others is not known.
 pub fn read_device_files(root: &Path, pid: i32) -> Result<Vec<DeviceFile>, DevicesError> {
     let proc = root.join("proc");
     let mut files = Vec::new();
-    for file in procfs::read_open_files(&proc, pid)? {
+    let (open, all) = procfs::read_open_files(&proc, pid, DESCRIPTORS)?;
+    for file in open {
         let info = || procfs::read_file_info(&proc, pid, file.fd).unwrap_or_default();
         let Some(found) = device_file(&file, info) else { continue };
         if has_number_of(root, &found, &file)? {
             files.push(found);
         }
+    }
+    if !all {
+        let path = proc.join(pid.to_string()).join("fd").display().to_string();
+        return Err(DevicesError::TooMany { path, files });
     }
     Ok(files)
 }

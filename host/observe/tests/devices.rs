@@ -10,7 +10,10 @@ use std::{
 use tempfile::TempDir;
 use vnuma_model::{HostNode, PciDevice, PciFunction, PciLink};
 use vnuma_observe::{
-    devices::{DeviceFile, device_file, held_functions, read_device_files, used_interfaces},
+    devices::{
+        DESCRIPTORS, DeviceFile, DevicesError, device_file, held_functions, read_device_files,
+        used_interfaces,
+    },
     read_pci_functions,
     sysfs::{Interface, nics_behind, read_interfaces},
 };
@@ -137,6 +140,19 @@ fn the_files_of_a_process_show_what_it_has() {
     // This process has no files that can be looked at.
     let error = read_device_files(root, PID + 1).expect_err("gone").to_string();
     assert!(error.ends_with("/proc/78/fd: no such process or thread"), "{error}");
+}
+
+#[test]
+fn of_very_many_files_some_are_read_and_the_others_are_not_guessed() {
+    let tree = tree();
+    let open = |fd: usize| link(tree.path(), &format!("proc/{PID}/fd/{fd}"), "/dev/vhost-net");
+    (0..DESCRIPTORS).for_each(open);
+    assert_eq!(read_device_files(tree.path(), PID).expect("as many as may be").len(), DESCRIPTORS);
+    open(DESCRIPTORS);
+    let error = read_device_files(tree.path(), PID).expect_err("one more");
+    assert!(error.to_string().contains("/proc/77/fd: more than 16384 open files: "), "{error}");
+    let DevicesError::TooMany { files, .. } = error else { panic!("{error}") };
+    assert_eq!(files.len(), DESCRIPTORS);
 }
 
 #[test]

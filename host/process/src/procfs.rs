@@ -167,11 +167,18 @@ pub struct OpenFile {
 /// Most descriptors of a process, `fs.nr_open` by default. Tests have fewer, so that one can exceed it.
 const FD_LIMIT: usize = if cfg!(test) { 1 << 10 } else { 1 << 20 };
 
-/// Files of `/dev` and files without a name that a process has open. `proc` is a directory as `/proc`.
+/// Files of `/dev` and files without a name among the first `most` descriptors of a process, and whether these are all that it has.
+/// `proc` is a directory as `/proc`.
 ///
 /// What it can neither read nor write (`O_PATH`) does not count: any process can have any file like that.
-pub fn read_open_files(proc: &Path, pid: i32) -> Result<Vec<OpenFile>, ProcError> {
-    read_open_files_while(proc, pid, || true)
+pub fn read_open_files(proc: &Path, pid: i32, most: usize) -> Result<(Vec<OpenFile>, bool), ProcError> {
+    let (mut left, mut all) = (most, true);
+    let files = read_open_files_while(proc, pid, || {
+        all = left > 0;
+        left = left.saturating_sub(1);
+        all
+    })?;
+    Ok((files, all))
 }
 
 /// As [`read_open_files`], for as long as `goes_on` says so: a process decides how many it has.
@@ -520,7 +527,7 @@ mod tests {
         let pid = std::process::id().cast_signed();
         let open = File::open("/dev/zero").unwrap();
         let by_path = fs::OpenOptions::new().read(true).custom_flags(libc::O_PATH).open("/dev/full").unwrap();
-        let found = read_open_files(Path::new("/proc"), pid).unwrap();
+        let found = read_open_files_while(Path::new("/proc"), pid, || true).unwrap();
         let of = |file: &File| found.iter().find(|found| found.fd == file.as_raw_fd());
         let zero = of(&open).unwrap();
         assert_eq!((zero.path.as_str(), zero.number.as_deref()), ("/dev/zero", Some("1:5")));
@@ -541,7 +548,8 @@ mod tests {
         link(4, "anon_inode:[kvm-gmem]");
         link(5, "/dev/not-there (deleted)");
         link(6, "/etc/passwd");
-        let found = read_open_files(proc.path(), 7).unwrap();
+        let (found, all) = read_open_files(proc.path(), 7, 4).unwrap();
+        assert!(all);
         let shown: Vec<_> =
             found.iter().map(|file| (file.fd, file.path.as_str(), file.number.as_deref())).collect();
         assert_eq!(
@@ -552,8 +560,11 @@ mod tests {
         assert!(has("anon_inode:[kvm-gmem]", 4) && !has("anon_inode:[kvm-gmem]", 0) && !has("/dev/zero", 4));
         // Of more than the limit so many are looked at, whichever the kernel names first.
         fs::remove_file(fds.join("6")).unwrap();
+        let few = |most: usize| read_open_files(proc.path(), 7, most).map(|(files, all)| (files.len(), all));
+        assert_eq!([2, 3].map(|most| few(most).unwrap()), [(2, false), (3, true)]);
         (10..10 + FD_LIMIT as u32).for_each(|fd| link(fd, "/dev/zero"));
-        assert_eq!(read_open_files(proc.path(), 7).unwrap().len(), FD_LIMIT);
+        let all = read_open_files_while(proc.path(), 7, || true);
+        assert_eq!(all.unwrap().len(), FD_LIMIT);
         assert!(matches!(has_open(proc.path(), 8, "/dev/null", 1), Err(ProcError::Gone { .. })));
     }
 

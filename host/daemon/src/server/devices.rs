@@ -37,7 +37,7 @@ pub(super) struct Observed {
 
 impl Observed {
     /// Looks at the files of VMs and, where a function is bound to VFIO, of all other processes. One of these that cannot be
-    /// looked at, or has ended by then, is left out.
+    /// looked at, or has ended by then, is left out. Of one with very many files some count.
     pub(super) fn read(root: &Path, host: &HostTopology, uses: &[VmUse]) -> Result<Self, SysfsError> {
         let functions = read_pci_functions(root, &host.nodes)?;
         let (mut users, mut problems) = (Vec::new(), Vec::new());
@@ -47,14 +47,24 @@ impl Observed {
                 Ok(files) => users.push(User { kind: DeviceUserKind::Vm, name, pid: vm.pid, files }),
                 // With what it had.
                 Err(DevicesError::Process(procfs::ProcError::Gone { .. })) => {}
-                Err(error) => problems.push(format!("devices of the VM {name}: {error}")),
+                Err(error) => {
+                    problems.push(format!("devices of the VM {name}: {error}"));
+                    // It is shown with what is known, and no device is given away.
+                    if let DevicesError::TooMany { files, .. } = error {
+                        users.push(User { kind: DeviceUserKind::Vm, name, pid: vm.pid, files });
+                    }
+                }
             }
         }
         if functions.iter().any(PciFunction::is_passed_through) {
             let proc = root.join("proc");
             let others = procfs::read_processes(&proc).unwrap_or_default();
             for pid in others.into_iter().filter(|pid| uses.iter().all(|vm| vm.pid != *pid)) {
-                let Ok(files) = read_device_files(root, pid) else { continue };
+                // Any user can have a process with very many files. That is not to keep devices from all.
+                let files = match read_device_files(root, pid) {
+                    Ok(files) | Err(DevicesError::TooMany { files, .. }) => files,
+                    Err(_) => continue,
+                };
                 if !held_functions(&functions, &files).is_empty() {
                     let name = procfs::read_name(&proc, pid).unwrap_or_default();
                     users.push(User { kind: DeviceUserKind::Process, name, pid, files });
