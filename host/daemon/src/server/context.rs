@@ -2,6 +2,7 @@
 
 use super::{
     exposition::Metrics,
+    joined::joined,
     placements::{PlacementError, Placements},
     rights::Peer,
 };
@@ -125,7 +126,7 @@ impl Asker {
         self.context.lists.enter(self.party()).await
     }
 
-    /// Runs what may wait for files on another thread. It is not begun once the client has gone.
+    /// Runs what may wait for files on another thread. It is not begun once the client has gone. Its panic is one of the handler.
     pub(super) async fn run<T: Send + 'static>(
         &self,
         job: Lane,
@@ -137,7 +138,7 @@ impl Asker {
             drop((job, ticket));
             done
         });
-        done.await.ok().flatten().ok_or(Refusal::ShuttingDown)
+        joined(done.await)?.ok_or(Refusal::ShuttingDown)
     }
 }
 

@@ -1,5 +1,6 @@
 //! Metrics as Prometheus reads them. docs/metrics.md lists them all, and a test compares.
 
+use super::joined::joined;
 use crate::{
     core::Refusal,
     shell::totals::{BOUNDS_S, Latencies, Totals, VmTotals},
@@ -352,11 +353,11 @@ impl Metrics {
             let snapshot = gather.await?;
             // Hundreds of VMs are many lines: not on the thread that serves the others.
             let text = tokio::task::spawn_blocking(move || snapshot.text()).await;
-            let exposition = text.map_err(|_| Refusal::ShuttingDown)?.map_err(|_| Refusal::ShuttingDown)?;
+            let exposition = joined(text)?.map_err(|_| Refusal::ShuttingDown)?;
             *last = Some((Instant::now(), exposition.clone()));
             Ok(exposition)
         });
-        gathered.await.map_err(|_| Refusal::ShuttingDown)?
+        joined(gathered.await)?
     }
 }
 

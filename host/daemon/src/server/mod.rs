@@ -6,6 +6,7 @@ mod context;
 mod devices;
 mod exposition;
 mod guarded;
+mod joined;
 mod listener;
 mod metrics;
 mod openapi;

@@ -2,6 +2,7 @@
 
 use super::{
     context::{Asker, Client, Context},
+    exposition::Metrics,
     listener::ApiListener,
     rights::{Peer, Rights},
     router,
@@ -17,6 +18,7 @@ use std::{
     fs::{Permissions, set_permissions},
     io::{Read, Write},
     os::unix::{fs::PermissionsExt, net::UnixStream},
+    panic::{AssertUnwindSafe, catch_unwind},
     path::PathBuf,
     sync::{
         Arc,
@@ -28,6 +30,7 @@ use std::{
 };
 use tokio::sync::oneshot;
 use vnuma_model::Party;
+use vnuma_process::panic_message;
 use vnuma_test_kit::{HANG_LIMIT, wait_for};
 
 /// Nobody's, on every system.
@@ -162,6 +165,30 @@ fn metrics_that_are_gathered_for_several_clients_do_not_end_with_the_first() {
     drop(served.send("GET /metrics"));
     served.wait_for_requests(1, 0);
     assert!(matches!(served.take(1), Some(ApiRequest::Daemon(_))));
+}
+
+#[test]
+fn a_panic_of_what_a_handler_has_done_elsewhere_is_one_of_the_handler() {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+    let context = Context::new(Arc::new(Inbox::new().expect("an inbox")), &Config::default());
+    let (asker, metrics) = (Asker::own(context), Metrics::default());
+    let reads = async {
+        let job = asker.job().await;
+        asker.run(job, || panic!("reading")).await.map(|()| "read")
+    };
+    let gathers = async {
+        let gathered = metrics.get::<Refusal>(async { panic!("gathering") });
+        gathered.await.map(|_| "gathered")
+    };
+    let why = |outcome: thread::Result<Result<&str, Refusal>>| match outcome {
+        Ok(answered) => format!("{answered:?}"),
+        Err(panic) => panic_message(&*panic),
+    };
+    // The layer around all handlers does the same.
+    assert_eq!(why(catch_unwind(AssertUnwindSafe(|| runtime.block_on(reads)))), "reading");
+    assert_eq!(why(catch_unwind(AssertUnwindSafe(|| runtime.block_on(gathers)))), "gathering");
+    let after = runtime.block_on(async { asker.run(asker.job().await, || 7).await });
+    assert!(matches!(after, Ok(7)), "{after:?}");
 }
 
 #[test]
