@@ -148,8 +148,6 @@ pub struct Daemon {
     pub looked_for: BTreeSet<i32>,
     /// Messages that wait while the daemon is stopped.
     pub inbox: VecDeque<Message>,
-    /// Location events were lost: everything is read at once.
-    pub lost: bool,
     /// When the mover is done with what it has.
     pub mover_ns: u64,
     /// Threads that are counted: the process, vCPUs and threads of each VM.
@@ -175,7 +173,6 @@ impl Daemon {
             looks: VecDeque::new(),
             looked_for: BTreeSet::new(),
             inbox: VecDeque::new(),
-            lost: false,
             mover_ns: 0,
             counted: BTreeMap::new(),
             sampled_ns: 0,

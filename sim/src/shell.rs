@@ -210,10 +210,9 @@ impl Simulation {
         }
     }
 
-    /// Some threads are looked at; all of them if events were lost.
+    /// Some threads are looked at, no more of them if events were lost.
     pub(crate) fn look_at_threads(&mut self) {
-        let all = std::mem::take(&mut self.daemon.lost) || !self.chaotic;
-        let most = if all { usize::MAX } else { AT_ONCE };
+        let most = if self.chaotic { AT_ONCE } else { usize::MAX };
         for _ in 0..most.min(self.daemon.looks.len()) {
             let Some((pid, tid)) = self.daemon.looks.pop_front() else { break };
             self.daemon.looked_for.remove(&tid);
@@ -235,8 +234,6 @@ impl Simulation {
         self.count("location events");
         let rate = if self.chaotic { 20 } else { 0 };
         if self.rng.chance(rate) {
-            // Half of the losses are noticed.
-            self.daemon.lost |= self.rng.chance(500);
             return self.count("location events lost");
         }
         let most_ns = if self.rng.chance(20) { 300 * MILLI } else { MILLI };

@@ -308,7 +308,6 @@ impl Simulation {
         }
         let may_be_lost = matches!(message, Message::Event(Event::Located(..) | Event::ThreadEnded(_)));
         if may_be_lost && self.daemon.inbox.len() >= INBOX {
-            self.daemon.lost = true;
             self.count("events that found the inbox full");
         } else {
             self.daemon.inbox.push_back(message);

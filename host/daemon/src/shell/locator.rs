@@ -210,7 +210,7 @@ pub(super) enum Order {
     Defer(Vec<i32>, bool),
     /// Until then nothing but the ends of a VM's threads is to make an event.
     PassOver(VmId, Instant),
-    /// Reads where these threads are: at once if events were lost, else a few at a time.
+    /// Reads where these threads are, a few at a time. If events were lost, the first at once, and all are watched anew.
     Look(Vec<(i32, i32)>),
     /// The host's topology has changed.
     Host(HostTopology),
@@ -284,7 +284,8 @@ impl Locator {
         let theirs = Arc::clone(&shared);
         let (waiting, known, passed, ledger) =
             (VecDeque::new(), HashSet::new(), HashMap::new(), inbox.ledger.clone());
-        let mut task = Task { watcher, shared: theirs, inbox, waiting, known, passed };
+        let pass_at = Instant::now();
+        let mut task = Task { watcher, shared: theirs, inbox, waiting, known, anew: 0, pass_at, passed };
         task.note_health();
         let worker = workers.start("locator", move |orders| task.run(&orders));
         let worker = worker.map_err(|source| LocationError::Watch { act: "starting a thread", source })?;
@@ -359,15 +360,18 @@ struct Task {
     /// Threads to be read, in order, each once.
     waiting: VecDeque<(i32, i32)>,
     known: HashSet<i32>,
+    /// So many of these, from the first on, are watched anew as well: events were lost, and their watch may be.
+    anew: usize,
+    /// When the next pass may be.
+    pass_at: Instant,
     /// VMs whose threads are passed over, and until when.
     passed: HashMap<VmId, Instant>,
 }
 
 impl Task {
     fn run(mut self, orders: &Jobs<Order>) {
-        let mut look_at = Instant::now();
         loop {
-            let look = (!self.waiting.is_empty()).then(|| look_at + SLACK);
+            let look = (!self.waiting.is_empty()).then(|| self.pass_at + SLACK);
             let goes_on = match orders.wait(self.passed.values().copied().chain(look).min()) {
                 Next::Job(order) => self.execute(order),
                 Next::Nothing => true,
@@ -377,11 +381,8 @@ impl Task {
                 return;
             }
             self.hear_again(Instant::now());
-            if !self.waiting.is_empty() && look_at <= Instant::now() {
-                look_at = Instant::now() + PAUSE;
-                if !self.look_at_some(AT_ONCE, false) {
-                    return;
-                }
+            if !self.waiting.is_empty() && self.pass_at <= Instant::now() && !self.pass() {
+                return;
             }
         }
     }
@@ -417,8 +418,10 @@ impl Task {
             }
             Order::Look(threads) => {
                 self.look_at(threads);
+                // No more than a pass at once: a VM may have events lost again and again.
                 if self.note_health() {
-                    return self.look_at_some(usize::MAX, true);
+                    self.anew = self.waiting.len();
+                    return self.pass();
                 }
             }
             Order::Host(host) => {
@@ -481,11 +484,14 @@ impl Task {
         }
     }
 
-    /// Reads the threads that were not read for longest. With `anew` each is watched again, as its watch may be lost.
-    fn look_at_some(&mut self, most: usize, anew: bool) -> bool {
-        for _ in 0..most.min(self.waiting.len()) {
+    /// Reads the threads that were not read for longest. False once the inbox is closed.
+    fn pass(&mut self) -> bool {
+        self.pass_at = Instant::now() + PAUSE;
+        for _ in 0..AT_ONCE.min(self.waiting.len()) {
             let Some((pid, tid)) = self.waiting.pop_front() else { break };
             self.known.remove(&tid);
+            let anew = self.anew > 0;
+            self.anew = self.anew.saturating_sub(1);
             // A thread that is no longer watched is skipped.
             if self.shared.thread(tid).is_some_and(|thread| thread.pid == pid) {
                 if anew || !self.watcher.watches(pid, tid) {
@@ -609,6 +615,34 @@ mod tests {
         std::thread::sleep(PAUSE);
         locator.order(Order::Look(vec![(pid, tid)]));
         assert_eq!(located(&inbox, COMES), 1);
+    }
+
+    #[test]
+    fn threads_are_watched_anew_so_many_at_a_time_when_events_were_lost() {
+        let (watcher, _) = LocationWatcher::start(
+            &Workers::default(),
+            &host(),
+            Prefer::Poll,
+            Duration::from_secs(1000),
+            |_| (),
+        )
+        .expect("started");
+        let (shared, inbox) = (Arc::<Shared>::default(), Arc::new(Inbox::new().expect("an inbox")));
+        let (waiting, known, passed) = (VecDeque::new(), HashSet::new(), HashMap::new());
+        let theirs = Arc::clone(&shared);
+        let pass_at = Instant::now();
+        let mut task = Task { watcher, shared: theirs, inbox, waiting, known, anew: 0, pass_at, passed };
+        shared.overflowed.fetch_add(1, Ordering::Relaxed);
+        let threads: Vec<_> = (1..).map(|tid| (1, tid)).take(2 * AT_ONCE + 1).collect();
+        assert!(task.execute(Order::Look(threads.clone())));
+        let left = |task: &Task| (task.waiting.len(), task.anew);
+        assert_eq!(left(&task), (AT_ONCE + 1, AT_ONCE + 1), "one pass at once");
+        assert!(task.pass_at >= pass_at + PAUSE, "and then it rests");
+        assert!(task.pass());
+        assert_eq!(left(&task), (1, 1));
+        // What was read may be read again, and what waits is not there twice.
+        assert!(task.execute(Order::Look(threads)));
+        assert_eq!(left(&task), (2 * AT_ONCE + 1, 1), "no more events were lost");
     }
 
     #[test]
