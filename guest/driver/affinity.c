@@ -406,14 +406,17 @@ static void give_what_was_asked(int cpu)
 	struct saved *saved, *next;
 	unsigned long flags;
 	LIST_HEAD(list);
+	bool is_due;
 
 	if (IS_MARKED_BY_US || !cpu_active(cpu))
 		return;
 	rcu_read_lock();
 	for_each_process_thread(process, thread) {
 		raw_spin_lock_irqsave(&thread->pi_lock, flags);
-		saved = lacks(thread, cpu) ? new_saved(thread) : NULL;
+		is_due = lacks(thread, cpu);
 		raw_spin_unlock_irqrestore(&thread->pi_lock, flags);
+		/* Without that lock: PREEMPT_RT allows no allocation with it. */
+		saved = is_due ? new_saved(thread) : NULL;
 		if (saved)
 			list_add_tail(&saved->list, &list);
 	}

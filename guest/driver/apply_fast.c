@@ -7,17 +7,15 @@
  * move as well. The order, with the kernel's file for each step:
  *
  *	cpus_read_lock, sched_domains_mutex
- *	NUMA levels with all nodes, once			kernel/sched/topology.c
+ *	distances, if the host publishes new ones		distances.c
  *	per moved CPU:
- *	  the CPU out of all NUMA masks				kernel/sched/topology.c
  *	  cpu -> node, node -> cpus				maps.c; arch/x86/mm/numa.c
  *	  on the CPU itself, while the rest goes on: MSR_TSC_AUX
  *	  and GDT entry of the vDSO's getcpu			maps.c; arch/x86/kernel/cpu/common.c
  *	  APIC id -> node					arch/x86/mm/numa.c
- *	  N_CPU of both nodes					mm/vmstat.c
- *	  the CPU into the NUMA masks of its new node		kernel/sched/topology.c
  *	caches shared within a node only			arch/x86/kernel/smpboot.c
- *	distances and NUMA levels, if the host publishes new ones	distances.c
+ *	NUMA levels and masks, all at once			levels.c; kernel/sched/topology.c
+ *	N_CPU of all nodes					mm/vmstat.c
  *	unlock
  *	one rebuild of the scheduler's domains, their debug
  *	files later (debug_files.c)				kernel/cgroup/cpuset.c
@@ -47,13 +45,6 @@
 
 #include "compat.h"
 #include "vnuma.h"
-
-/*
- * Nodes that the scheduler's NUMA levels have masks for, with CPUs or without. Empty
- * as long as nothing is known of the levels. Written with cpus_read_lock() and
- * sched_domains_mutex held, or while a CPU comes or goes.
- */
-static nodemask_t covered;
 
 static void set_apicid_node(int cpu, int node)
 {
@@ -164,43 +155,14 @@ void vnuma_fast_finish(void)
 	for_each_possible_cpu(cpu)
 		while (!has_switched(cpu))
 			msleep(20);
+	vnuma_levels_finish();
 }
 
-/**
- * vnuma_fast_forget_levels - a CPU comes or goes
- *
- * The kernel may then build the levels anew, with nodes that have CPUs only. Call
- * from a hotplug callback.
- */
-void vnuma_fast_forget_levels(void)
-{
-	nodes_clear(covered);
-}
-
-/*
- * The levels have masks for both nodes (have_levels()), so nothing is built and no
- * grace period is waited for. The masks of a node without CPUs are not kept up to
- * date; the first CPU that comes has all CPUs set in them.
- */
 static void move_online(struct vnuma_move *move)
 {
-	bool empties = cpumask_weight(cpumask_of_node(move->from)) == 1;
-	bool fills = cpumask_empty(cpumask_of_node(move->to));
-	int cpu;
-
-	vnuma_symbols.sched_domains_numa_masks_clear(move->cpu);
-
 	vnuma_maps_write(move);
 	start_switch(move->cpu);
 	set_apicid_node(move->cpu, move->to);
-	if (empties)
-		node_clear_state(move->from, N_CPU);
-	vnuma_symbols.sched_domains_numa_masks_set(move->cpu);
-	if (!fills)
-		return;
-	node_set_state(move->to, N_CPU);
-	for_each_online_cpu(cpu)
-		vnuma_symbols.sched_domains_numa_masks_set(cpu);
 }
 
 static u32 llc_id(int cpu)
@@ -242,58 +204,19 @@ static void share_cache(cpumask_var_t __percpu *map, u32 (*id)(int cpu),
 }
 
 /*
- * Builds the levels for all online nodes. Those without CPUs seem to have some for
- * that time, so that a CPU that comes to one or leaves it needs no other levels.
- *
- * sched_update_numa() builds them when the first CPU of a node comes, and there is no
- * other way to ask for it. So the node with the fewest CPUs seems to have one for
- * that time, an expedited grace period. Nobody else builds domains meanwhile; what
- * else reads that node's mask finds fewer CPUs.
+ * After the levels, which have masks for nodes without CPUs as well: whoever finds that a
+ * node has CPUs finds them in its masks (sched_numa_find_nth_cpu()).
  */
-static void rebuild_levels(struct cpumask *others)
-{
-	int node, least = NUMA_NO_NODE, first, cpu;
-	nodemask_t bare;
-
-	for_each_node_state(node, N_CPU)
-		if (least == NUMA_NO_NODE ||
-		    cpumask_weight(cpumask_of_node(node)) <
-			    cpumask_weight(cpumask_of_node(least)))
-			least = node;
-
-	first = cpumask_first(cpumask_of_node(least));
-	cpumask_copy(others, cpumask_of_node(least));
-	cpumask_clear_cpu(first, others);
-	for_each_cpu(cpu, others)
-		cpumask_clear_cpu(cpu, node_to_cpumask_map[least]);
-	nodes_andnot(bare, node_states[N_ONLINE], node_states[N_CPU]);
-	for_each_node_mask(node, bare)
-		node_set_state(node, N_CPU);
-	vnuma_symbols.sched_update_numa(first, true);
-	for_each_cpu(cpu, others) {
-		cpumask_set_cpu(cpu, node_to_cpumask_map[least]);
-		vnuma_symbols.sched_domains_numa_masks_set(cpu);
-	}
-	for_each_node_mask(node, bare)
-		node_clear_state(node, N_CPU);
-	covered = node_states[N_ONLINE];
-}
-
-/*
- * Are there levels for all online nodes? Where nothing has come or gone, somebody may have built
- * them all the same: the kernel does when it gives up taking a CPU offline, which it has told
- * nobody of by then, and takes nodes with CPUs only.
- */
-static bool have_levels(void)
+static void set_cpu_nodes(void)
 {
 	int node;
 
-	if (!nodes_subset(node_states[N_ONLINE], covered))
-		return false;
-	for_each_online_node(node)
-		if (!vnuma_has_numa_masks(node))
-			return false;
-	return true;
+	for_each_online_node(node) {
+		if (cpumask_empty(cpumask_of_node(node)))
+			node_clear_state(node, N_CPU);
+		else
+			node_set_state(node, N_CPU);
+	}
 }
 
 static bool find_move(const struct vnuma_model *topology, int cpu,
@@ -391,7 +314,6 @@ static void change_links(const struct cpumask *moved)
 /* What was changed, and so has to be built again. */
 struct changes {
 	cpumask_var_t moved;
-	cpumask_var_t others;	/* for rebuild_levels() */
 	bool domains;
 	bool distances;
 };
@@ -401,25 +323,30 @@ static int change_locked(struct vnuma_model *topology,
 			 struct vnuma_reason *why)
 {
 	int err = vnuma_topology_check(topology, why);
-	bool levels;
+	struct vnuma_levels *levels;
 
 	if (err)
 		return err;
-	levels = !have_levels();
-	if (levels)
-		rebuild_levels(changes->others);
-	changes->domains = change_maps(topology, changes->moved) || levels;
-	changes->distances = vnuma_distances_write(topology);
-	if (changes->distances) {
-		rebuild_levels(changes->others);
-		changes->domains = true;
-	}
+	changes->distances = vnuma_distances_can_write(topology);
+	levels = vnuma_levels_prepare(changes->distances ? topology : NULL);
+	if (!levels)
+		return vnuma_fail(why, -ENOMEM,
+				  "no memory for the scheduler's NUMA levels");
+	if (changes->distances)
+		vnuma_distances_write(topology);
+	changes->domains = change_maps(topology, changes->moved) ||
+			   changes->distances || !vnuma_levels_complete();
 	/*
 	 * Domains over the same CPUs count as unchanged unless the architecture says
 	 * otherwise. Set under the mutex: a rebuild by someone else is then as good.
 	 */
-	if (changes->domains)
+	if (changes->domains) {
+		vnuma_levels_publish(levels);
+		set_cpu_nodes();
 		WRITE_ONCE(*vnuma_symbols.x86_topology_update, true);
+	} else {
+		vnuma_levels_drop(levels);
+	}
 	*old = vnuma_topology_set_current(topology);
 	return 0;
 }
@@ -441,12 +368,8 @@ int vnuma_fast_apply(struct vnuma_model *topology,
 
 	if (!zalloc_cpumask_var(&changes.moved, GFP_KERNEL))
 		return vnuma_fail(why, -ENOMEM, "no memory for a CPU mask");
-	if (!zalloc_cpumask_var(&changes.others, GFP_KERNEL)) {
-		free_cpumask_var(changes.moved);
-		return vnuma_fail(why, -ENOMEM, "no memory for a CPU mask");
-	}
 
-	/* New levels cost a grace period. */
+	/* Another number of levels costs grace periods. */
 	rcu_expedite_gp();
 	cpus_read_lock();
 	mutex_lock(vnuma_symbols.sched_domains_mutex);
@@ -466,7 +389,6 @@ int vnuma_fast_apply(struct vnuma_model *topology,
 		vnuma_distances_rebuild_zonelists();
 	if (!err)
 		change_links(changes.moved);
-	free_cpumask_var(changes.others);
 	free_cpumask_var(changes.moved);
 	return err;
 }

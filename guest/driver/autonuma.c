@@ -65,8 +65,8 @@ struct told {
 static void tell(struct work_struct *work);
 static DECLARE_DELAYED_WORK(tell_work, tell);
 
-/* Protects the following. */
-static DEFINE_SPINLOCK(moved_lock);
+/* Protects the following. Taken with interrupts off, which is why it is a raw one (PREEMPT_RT). */
+static DEFINE_RAW_SPINLOCK(moved_lock);
 /* CPUs that moved since it was told last, and before that by how often it was told. */
 static struct cpumask moved[LOOKS];
 static unsigned long last_told;
@@ -180,7 +180,7 @@ static bool take(struct cpumask *first, struct cpumask *again)
 	bool more = false;
 	int look;
 
-	spin_lock_irq(&moved_lock);
+	raw_spin_lock_irq(&moved_lock);
 	cpumask_copy(first, &moved[0]);
 	cpumask_clear(again);
 	for (look = LOOKS - 1; look > 0; look--) {
@@ -191,7 +191,7 @@ static bool take(struct cpumask *first, struct cpumask *again)
 	cpumask_clear(&moved[0]);
 	last_told = jiffies;
 	was_told = true;
-	spin_unlock_irq(&moved_lock);
+	raw_spin_unlock_irq(&moved_lock);
 	return more;
 }
 
@@ -230,9 +230,9 @@ void vnuma_autonuma_moved(int cpu)
 {
 	unsigned long flags;
 
-	spin_lock_irqsave(&moved_lock, flags);
+	raw_spin_lock_irqsave(&moved_lock, flags);
 	cpumask_set_cpu(cpu, &moved[0]);
-	spin_unlock_irqrestore(&moved_lock, flags);
+	raw_spin_unlock_irqrestore(&moved_lock, flags);
 }
 
 /** vnuma_autonuma_tell - all that has moved agrees with the host */
@@ -240,14 +240,14 @@ void vnuma_autonuma_tell(void)
 {
 	unsigned long due = 0, now = jiffies;
 
-	spin_lock_irq(&moved_lock);
+	raw_spin_lock_irq(&moved_lock);
 	if (!READ_ONCE(autonuma))
 		memset(moved, 0, sizeof(moved));
 	if (was_told && time_before(now, last_told + msecs_to_jiffies(LEAST_MS)))
 		due = last_told + msecs_to_jiffies(LEAST_MS) - now;
 	if (!cpumask_empty(&moved[0]))
 		queue_delayed_work(system_long_wq, &tell_work, due);
-	spin_unlock_irq(&moved_lock);
+	raw_spin_unlock_irq(&moved_lock);
 }
 
 /** vnuma_autonuma_count - address spaces that AutoNUMA was told to look at so far */

@@ -3,10 +3,7 @@
 #ifndef VNUMA_COMPAT_H
 #define VNUMA_COMPAT_H
 
-#include <linux/err.h>
 #include <linux/mm.h>
-#include <linux/nodemask.h>
-#include <linux/rcupdate.h>
 #include <linux/rseq.h>
 #include <linux/topology.h>
 #include <linux/version.h>
@@ -63,32 +60,5 @@ static inline u32 vnuma_llc_id(unsigned int cpu)
 	return per_cpu_llc_id(cpu);
 #endif
 }
-
-/*
- * Do the scheduler's NUMA levels have masks for a node? If nobody knows, for those with CPUs.
- * Call with sched_domains_mutex held.
- */
-#ifdef VNUMA_NUMA_MASKS_SYMBOL
-static inline bool vnuma_has_numa_masks(int node)
-{
-	struct cpumask ***masks;
-
-	if (!vnuma_symbols.sched_domains_numa_masks)
-		return node_state(node, N_CPU);
-	/* All levels have them, or there is none. */
-	masks = *vnuma_symbols.sched_domains_numa_masks;
-	return masks && masks[0][node];
-}
-#else
-static inline bool vnuma_has_numa_masks(int node)
-{
-	const struct cpumask *mask;
-
-	rcu_read_lock();
-	mask = sched_numa_hop_mask(node, 0);
-	rcu_read_unlock();
-	return !IS_ERR_OR_NULL(mask);
-}
-#endif
 
 #endif /* VNUMA_COMPAT_H */

@@ -24,7 +24,9 @@
 #include "vnuma.h"
 
 static struct vnuma_gd_page *page;
-/* Writers of the page: updates and CPU hotplug. */
+/* What the page will be. It is written here at leisure. */
+static struct vnuma_gd_page draft;
+/* Writers of both: updates and CPU hotplug. */
 static DEFINE_MUTEX(page_mutex);
 static DECLARE_WAIT_QUEUE_HEAD(changed);
 
@@ -36,18 +38,29 @@ struct reader {
 	u64 seen;
 };
 
-static void begin_write(void)
+/*
+ * Readers wait while the sequence is odd, and one of SCHED_FIFO lets no other task have its
+ * CPU for that. So the writer is not preempted then. Fields are whole numbers of aligned
+ * words, or parts of one: none is ever seen half written.
+ */
+static void copy_draft(void)
 {
-	mutex_lock(&page_mutex);
+	const u64 *from = (const u64 *)&draft;
+	u64 *to = (u64 *)page;
+	size_t i;
+
+	preempt_disable();
 	WRITE_ONCE(page->sequence, page->sequence + 1);
 	smp_wmb(); /* the sequence is odd before any field changes */
-}
-
-static void end_write(void)
-{
+	for (i = offsetof(struct vnuma_gd_page, updates) / sizeof(*to);
+	     i < sizeof(*page) / sizeof(*to); i++)
+		if (to[i] != from[i])
+			WRITE_ONCE(to[i], from[i]);
+	/* Some readers load this one alone, hence last. */
+	smp_store_release(&page->generation, draft.generation);
 	smp_wmb(); /* all fields are changed before the sequence is even */
 	WRITE_ONCE(page->sequence, page->sequence + 1);
-	mutex_unlock(&page_mutex);
+	preempt_enable();
 }
 
 /* With cpus_read_lock() held or in a hotplug callback, so before page_mutex. */
@@ -58,19 +71,20 @@ static void fill_cpus(void)
 	for (cpu = 0; cpu < nr; cpu++) {
 		int node = cpu_present(cpu) ? cpu_to_node(cpu) : NUMA_NO_NODE;
 
-		page->cpu_node[cpu] = node == NUMA_NO_NODE ? VNUMA_GD_NO_NODE :
+		draft.cpu_node[cpu] = node == NUMA_NO_NODE ? VNUMA_GD_NO_NODE :
 							     node;
 	}
-	page->nr_cpus = nr;
-	page->cpus_unapplied = vnuma_topology_count_unapplied();
+	draft.nr_cpus = nr;
+	draft.cpus_unapplied = vnuma_topology_count_unapplied();
 }
 
 /** vnuma_device_refresh_cpus - a CPU came online, the generation stays */
 void vnuma_device_refresh_cpus(void)
 {
-	begin_write();
+	mutex_lock(&page_mutex);
 	fill_cpus();
-	end_write();
+	copy_draft();
+	mutex_unlock(&page_mutex);
 }
 
 static void send_uevent(u64 generation);
@@ -86,21 +100,21 @@ void vnuma_device_report(const struct vnuma_report *report)
 	const struct vnuma_model *topology = report->topology;
 
 	cpus_read_lock();
-	begin_write();
-	page->interrupt_ns = ktime_to_ns(report->interrupt);
-	page->last_error = report->error;
+	mutex_lock(&page_mutex);
+	draft.interrupt_ns = ktime_to_ns(report->interrupt);
+	draft.last_error = report->error;
 	if (topology) {
 		fill_cpus();
-		page->nr_nodes = topology->nr_nodes;
-		page->distances = vnuma_distances_state(topology);
-		page->applied_ns = ktime_get_ns();
-		page->updates++;
-		/* Some readers load this one alone, hence last and whole. */
-		smp_store_release(&page->generation, topology->generation);
+		draft.nr_nodes = topology->nr_nodes;
+		draft.distances = vnuma_distances_state(topology);
+		draft.applied_ns = ktime_get_ns();
+		draft.updates++;
+		draft.generation = topology->generation;
 	} else {
-		page->refused++;
+		draft.refused++;
 	}
-	end_write();
+	copy_draft();
+	mutex_unlock(&page_mutex);
 	cpus_read_unlock();
 
 	if (topology) {
@@ -275,6 +289,7 @@ static void send_uevent(u64 generation)
 int vnuma_device_init(void)
 {
 	BUILD_BUG_ON(sizeof(*page) > VNUMA_GD_SIZE);
+	BUILD_BUG_ON(sizeof(*page) % sizeof(u64));
 	page = vmalloc_user(VNUMA_GD_SIZE);
 	if (!page)
 		return -ENOMEM;
@@ -283,9 +298,10 @@ int vnuma_device_init(void)
 	page->version_minor = VNUMA_GD_VERSION_MINOR;
 	page->page_size = sizeof(*page);
 	page->mode = vnuma_mode;
-	page->nr_nodes = num_online_nodes();
 	cpus_read_lock();
+	draft.nr_nodes = num_online_nodes();
 	fill_cpus();
+	copy_draft();
 	cpus_read_unlock();
 	return 0;
 }

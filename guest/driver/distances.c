@@ -4,7 +4,7 @@
  *
  * node_distance() reads one table, which sysfs and NUMA balancing show and use as it
  * is. Two things are derived from it: the levels of the scheduler's NUMA domains
- * (apply_fast.c has them built again) and the order in which an allocation falls back
+ * (levels.c) and the order in which an allocation falls back
  * to other nodes (build_all_zonelists(), mm/page_alloc.c, as after memory hotplug).
  *
  * The kernel's own needs are narrower than the channel's: its levels want symmetry,
@@ -59,6 +59,8 @@ static const char *obstacle(const struct vnuma_model *topology)
 	if (!vnuma_symbols.numa_distance || !vnuma_symbols.numa_distance_cnt ||
 	    !vnuma_symbols.build_all_zonelists)
 		return "a kernel symbol is missing";
+	if (vnuma_levels_have_own_distances())
+		return "its scheduler groups nodes by itself";
 	for_each_node_mask(from, nodes) {
 		/* No table at all if the firmware has no SLIT. */
 		if (from >= *vnuma_symbols.numa_distance_cnt)
@@ -76,34 +78,39 @@ static const char *obstacle(const struct vnuma_model *topology)
 }
 
 /**
- * vnuma_distances_write - change the kernel's table
+ * vnuma_distances_can_write - does the host publish other distances, and can the kernel have them?
  * @topology: checked publication
- *
- * Call with sched_domains_mutex held. Return: whether it was changed, so that what is
- * derived from it must be built again.
  */
-bool vnuma_distances_write(const struct vnuma_model *topology)
+bool vnuma_distances_can_write(const struct vnuma_model *topology)
 {
-	nodemask_t nodes = common_nodes(topology);
-	int from, to, count;
 	const char *why;
-	u8 *table;
 
 	if (!vnuma_distances_differ(topology))
 		return false;
 	why = obstacle(topology);
-	if (why) {
+	if (why)
 		pr_info_once("this kernel keeps its own distances: %s\n", why);
-		return false;
-	}
-	table = *vnuma_symbols.numa_distance;
-	count = *vnuma_symbols.numa_distance_cnt;
+	return !why;
+}
+
+/**
+ * vnuma_distances_write - change the kernel's table
+ * @topology: for which vnuma_distances_can_write()
+ *
+ * Call with sched_domains_mutex held. What is derived from it must be built again.
+ */
+void vnuma_distances_write(const struct vnuma_model *topology)
+{
+	nodemask_t nodes = common_nodes(topology);
+	u8 *table = *vnuma_symbols.numa_distance;
+	int count = *vnuma_symbols.numa_distance_cnt;
+	int from, to;
+
 	for_each_node_mask(from, nodes)
 		for_each_node_mask(to, nodes)
 			WRITE_ONCE(table[from * count + to],
 				   topology->distance[from][to]);
 	applied = true;
-	return true;
 }
 
 /** vnuma_distances_rebuild_zonelists - after vnuma_distances_write() */

@@ -49,15 +49,8 @@ static int came_online(unsigned int cpu)
 
 	if (vnuma_mode == VNUMA_GD_MODE_SAFE)
 		vnuma_safe_came_online(cpu, node);
-	vnuma_fast_forget_levels();
 	vnuma_rseq_came_online(cpu);
 	vnuma_device_refresh_cpus();
-	return 0;
-}
-
-static int goes_offline(unsigned int cpu)
-{
-	vnuma_fast_forget_levels();
 	return 0;
 }
 
@@ -76,7 +69,7 @@ int vnuma_hotplug_init(void)
 		return err;
 	prepare_state = err;
 	err = cpuhp_setup_state_nocalls(CPUHP_AP_ONLINE_DYN, "vnuma:online",
-					came_online, goes_offline);
+					came_online, NULL);
 	if (err < 0) {
 		cpuhp_remove_state_nocalls(prepare_state);
 		return err;

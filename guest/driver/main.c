@@ -502,15 +502,19 @@ static void stop(void)
 	vnuma_device_unregister();
 	vnuma_hotplug_exit();
 	vnuma_device_exit();
+	vnuma_spread_exit();
 	kvfree(last);
 }
 
 static int __init start(void)
 {
-	int err = vnuma_device_init();
+	int err = vnuma_spread_init();
 
 	if (err)
 		return err;
+	err = vnuma_device_init();
+	if (err)
+		goto spread;
 	err = vnuma_hotplug_init();
 	if (err)
 		goto device;
@@ -538,6 +542,8 @@ hotplug:
 	vnuma_hotplug_exit();
 device:
 	vnuma_device_exit();
+spread:
+	vnuma_spread_exit();
 	return err;
 }
 

@@ -34,13 +34,18 @@ static const struct {
 } wanted[] = {
 #define FUNCTION(sym)	{ #sym, &vnuma_symbols.sym, .is_function = true }
 #define DATA(sym)	{ #sym, &vnuma_symbols.sym }
-	FUNCTION(sched_update_numa),
-	FUNCTION(sched_domains_numa_masks_set),
-	FUNCTION(sched_domains_numa_masks_clear),
+	FUNCTION(cpu_numa_flags),
 	FUNCTION(rebuild_sched_domains),
 	FUNCTION(register_cpu_under_node),
 	FUNCTION(unregister_cpu_under_node),
 	DATA(sched_domains_mutex),
+	DATA(sched_domains_numa_levels),
+	DATA(sched_domains_numa_distance),
+	DATA(sched_domains_numa_masks),
+	DATA(sched_max_numa_distance),
+	DATA(sched_numa_topology_type),
+	DATA(sched_domain_topology),
+	DATA(sched_domain_topology_saved),
 	DATA(x86_topology_update),
 	DATA(cpu_llc_shared_map),
 	DATA(cpu_l2c_shared_map),
@@ -58,9 +63,10 @@ static const struct {
 	  .is_function = true, .is_optional = true, .is_comfort = true },
 	{ "task_call_func", &vnuma_symbols.task_call_func,
 	  .is_function = true, .is_optional = true, .is_comfort = true },
-#ifdef VNUMA_NUMA_MASKS_SYMBOL
-	{ "sched_domains_numa_masks", &vnuma_symbols.sched_domains_numa_masks,
-	  .is_optional = true, .is_comfort = true },
+#ifdef VNUMA_NODE_DISTANCES
+	FUNCTION(arch_sched_node_distance),
+	DATA(sched_numa_node_levels),
+	DATA(sched_numa_node_distance),
 #endif
 #ifdef VNUMA_DEBUG_FILES
 	{ "debugfs_sched", &vnuma_symbols.debugfs_sched,

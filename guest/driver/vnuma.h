@@ -15,6 +15,8 @@
  *	autonuma.c	has AutoNUMA look at the memory of threads whose CPUs moved
  *	affinity.c	affinities of tasks, saved around CPU hotplug
  *	distances.c	the kernel's table of distances
+ *	levels.c	the scheduler's NUMA levels
+ *	spread.c	a function of the kernel that fails when CPUs move, replaced
  *	rseq.c		rseq's node_id of the threads of a CPU that moved
  *	symbols.c	kernel symbols that are not exported
  *	topology.c	looking a topology up; agreement with this guest
@@ -149,9 +151,14 @@ void vnuma_hotplug_exit(void);
 #define VNUMA_CACHE_ID_SYMBOLS
 #endif
 
-/* sched_numa_hop_mask() came in 6.3. */
+/* Since 6.18 the architecture may group nodes for the scheduler. */
+#if KERNEL_VERSION(6, 18, 0) <= LINUX_VERSION_CODE
+#define VNUMA_NODE_DISTANCES
+#endif
+
+/* cpumask_local_spread() reads the scheduler's masks since 6.3, see spread.c. */
 #if KERNEL_VERSION(6, 3, 0) > LINUX_VERSION_CODE
-#define VNUMA_NUMA_MASKS_SYMBOL
+#define VNUMA_SPREAD
 #endif
 
 /* Every rebuild of scheduler domains makes their debug files anew, see debug_files.c. */
@@ -160,6 +167,8 @@ void vnuma_hotplug_exit(void);
 struct dentry;
 #endif
 
+struct pglist_data;
+struct sched_domain_topology_level;
 struct task_struct;
 
 /**
@@ -172,13 +181,18 @@ struct task_struct;
 struct vnuma_symbols {
 	/* kernel/sched/topology.c */
 	struct mutex *sched_domains_mutex;
-	void (*sched_update_numa)(int cpu, bool online);
-	void (*sched_domains_numa_masks_set)(unsigned int cpu);
-	void (*sched_domains_numa_masks_clear)(unsigned int cpu);
-#ifdef VNUMA_NUMA_MASKS_SYMBOL
-	/* may be missing */
+	int *sched_domains_numa_levels;
+	int **sched_domains_numa_distance;
 	struct cpumask ****sched_domains_numa_masks;
-#endif
+	int *sched_max_numa_distance;
+	unsigned int *sched_numa_topology_type;
+	struct sched_domain_topology_level **sched_domain_topology;
+	struct sched_domain_topology_level **sched_domain_topology_saved;
+	int (*cpu_numa_flags)(void);
+	/* From 6.18 on, else NULL */
+	int (*arch_sched_node_distance)(int from, int to);
+	int *sched_numa_node_levels;
+	int **sched_numa_node_distance;
 	/* kernel/sched/syscalls.c; may be missing */
 	int (*idle_cpu)(int cpu);
 	/* kernel/sched/core.c; may be missing */
@@ -205,7 +219,7 @@ struct vnuma_symbols {
 	u8 **numa_distance;
 	int *numa_distance_cnt;
 	/* mm/page_alloc.c */
-	void (*build_all_zonelists)(void *pgdat);
+	void (*build_all_zonelists)(struct pglist_data *pgdat);
 #ifdef VNUMA_DEBUG_FILES
 	/* kernel/sched/debug.c */
 	struct dentry **debugfs_sched;
@@ -244,7 +258,6 @@ void vnuma_affinities_finish(void);
 int vnuma_fast_apply(struct vnuma_model *topology,
 		     struct vnuma_model **old, struct vnuma_reason *why);
 void vnuma_fast_set_offline(int cpu, int node);
-void vnuma_fast_forget_levels(void);
 void vnuma_fast_init(void);
 void vnuma_fast_finish(void);
 
@@ -261,9 +274,28 @@ static inline void vnuma_debug_files_finish(void) {}
 
 /* distances.c */
 bool vnuma_distances_differ(const struct vnuma_model *topology);
-bool vnuma_distances_write(const struct vnuma_model *topology);
+bool vnuma_distances_can_write(const struct vnuma_model *topology);
+void vnuma_distances_write(const struct vnuma_model *topology);
 void vnuma_distances_rebuild_zonelists(void);
 u32 vnuma_distances_state(const struct vnuma_model *topology);
+
+/* levels.c */
+struct vnuma_levels;
+bool vnuma_levels_complete(void);
+bool vnuma_levels_have_own_distances(void);
+struct vnuma_levels *vnuma_levels_prepare(const struct vnuma_model *topology);
+void vnuma_levels_drop(struct vnuma_levels *levels);
+void vnuma_levels_publish(struct vnuma_levels *levels);
+void vnuma_levels_finish(void);
+
+/* spread.c */
+#ifdef VNUMA_SPREAD
+int vnuma_spread_init(void);
+void vnuma_spread_exit(void);
+#else
+static inline int vnuma_spread_init(void) { return 0; }
+static inline void vnuma_spread_exit(void) {}
+#endif
 
 /* rseq.c */
 #define VNUMA_RSEQ_RUNNING	16

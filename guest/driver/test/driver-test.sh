@@ -14,9 +14,11 @@
 #   VCPUS, NODES   of the VM (4, 2)
 #   ROUNDS  random publications (200), SEED (1), LOAD seconds (0: idle)
 #   PORT    id of another free root port (vnuma1)
-#   STAGES  which of checker, events, hostile, distances, devices, hotplug, reload, safe, moves (all)
+#   STAGES  which of checker, events, hostile, distances, devices, hotplug, reload, readers, safe, moves (all)
 #   HOSTILE which malformed publications, a regular expression for their names (all)
 #   MODULE  vnuma.ko in the guest, to be unloaded and loaded again (empty: left out)
+#   READERS  vnuma-readers.ko in the guest (/root/vnuma-readers.ko), and seconds that it runs for
+#   READ_S   (10)
 #   AFFINITY  vnuma-affinity in the guest (/root/vnuma-affinity)
 #
 # Exit status 0 if nothing was wrong. The last line has the latencies.
@@ -31,7 +33,9 @@ VCPUS=${VCPUS:-4}
 NODES=${NODES:-2}
 ROUNDS=${ROUNDS:-200}
 LOAD=${LOAD:-0}
-STAGES=${STAGES:-checker events hostile distances devices hotplug reload safe moves}
+STAGES=${STAGES:-checker events hostile distances devices hotplug reload readers safe moves}
+READERS=${READERS:-/root/vnuma-readers.ko}
+READ_S=${READ_S:-10}
 HOSTILE=${HOSTILE:-.*}
 MODULE=${MODULE:-}
 AFFINITY=${AFFINITY:-/root/vnuma-affinity}
@@ -389,6 +393,18 @@ set_distances() {
 	done
 }
 
+# From all nodes as near as each other to no two alike: the scheduler's levels become more and fewer.
+random_distances() {
+	local from to kinds=$((1 + RANDOM % NODES)) value
+	for ((from = 0; from < NODES; from++)); do
+		for ((to = 0; to < from; to++)); do
+			value=$((20 + RANDOM % kinds))
+			host "distance $from $to $value"
+			host "distance $to $from $value"
+		done
+	done
+}
+
 expect_distance() {
 	local line
 	line=$(guest cat /sys/devices/system/node/node0/distance)
@@ -541,6 +557,42 @@ reload() {
 	host "write $present"
 	guest insmod "$MODULE" || fail insmod
 	check_now "loaded again"
+}
+
+readers_saw() {
+	guest cat "/sys/module/vnuma_readers/parameters/$1" | tr -d '\r'
+}
+
+# What reads the maps without a lock finds CPUs in them at any time, whatever moves and however far
+# away the nodes are.
+readers() {
+	local until moved=0 what rounds before
+	before=$(guest cat /sys/devices/system/node/node0/distance)
+	before=${before//$'\r'/}
+	before=${before#10 }
+	before=${before%% *}
+	guest insmod "$READERS" || { fail "insmod $READERS"; return; }
+	until=$((SECONDS + READ_S))
+	while ((SECONDS < until || moved < 8)); do
+		((moved % 4)) || random_distances
+		case $((RANDOM % 3)) in
+		0) single_move ;;
+		1) random_map ;;
+		2) all_on $((RANDOM % NODES)) ;;
+		esac
+		publish "$map"
+		moved=$((moved + 1))
+	done
+	rounds=$(readers_saw rounds)
+	((rounds > 0)) || fail "the readers did nothing"
+	for what in no_cpu no_hops lost_cpus; do
+		[[ $(readers_saw $what) == 0 ]] || fail "readers: $what $(readers_saw $what)"
+	done
+	guest rmmod vnuma_readers || fail "rmmod vnuma_readers"
+	set_distances "$before"
+	publish "$map"
+	check_now "after readers"
+	echo "readers: $moved publications, $rounds rounds of readers"
 }
 
 attribute() {
@@ -704,7 +756,7 @@ safe() {
 
 kernel_log() {
 	local bad
-	bad=$(guest dmesg | grep -E 'WARNING:|BUG:|Oops|Call Trace|borken|soft lockup|hung task|rcu:.*stall')
+	bad=$(guest dmesg | grep -E 'WARNING:|BUG:|kernel BUG at|Oops|Call Trace|borken|soft lockup|hung task|rcu:.*stall')
 	[[ -z $bad ]] || fail "kernel log: $bad"
 }
 
@@ -724,7 +776,7 @@ check_now first
 for stage in $STAGES; do
 	echo "stage $stage, $SECONDS s after the start"
 	case $stage in
-	checker | events | hostile | distances | devices | hotplug) $stage ;;
+	checker | events | hostile | distances | devices | hotplug | readers) $stage ;;
 	reload | safe) [[ -z $MODULE ]] || $stage ;;
 	moves)
 		: >"$latencies"

@@ -87,7 +87,7 @@ fn built(name: &str) -> Result<PathBuf, DriverError> {
     let result = results.join(&hash);
     let _lock = lock(&result, FlockArg::LockExclusive).map_err(file_error(&result))?;
     if !result.join("vnuma.ko").exists() {
-        let targets = ["modules", "check-tools"];
+        let targets = ["modules", "check-tools", "readers"];
         let scratch = kbuild::make(&image, release, &sources, "guest/driver", &targets)?;
         install(&scratch.path().join("guest/driver"), &result)?;
         prune(&results, &hash);
@@ -143,8 +143,9 @@ fn install(from: &Path, result: &Path) -> Result<(), DriverError> {
     remove_tree(&temporary).map_err(file_error(&temporary))?;
     fs::create_dir_all(temporary.join("test")).map_err(file_error(&temporary))?;
     let scratch = ScratchDir::from_path(temporary.clone());
-    fs::copy(from.join("vnuma.ko"), temporary.join("vnuma.ko"))
-        .map_err(file_error(&from.join("vnuma.ko")))?;
+    for (module, to) in [("vnuma.ko", "vnuma.ko"), ("test/readers/vnuma-readers.ko", "test/vnuma-readers.ko")] {
+        fs::copy(from.join(module), temporary.join(to)).map_err(file_error(&from.join(module)))?;
+    }
     let tests = from.join("test");
     for entry in fs::read_dir(&tests).map_err(file_error(&tests))?.flatten() {
         let is_file = entry.file_type().is_ok_and(|kind| kind.is_file());

@@ -5,7 +5,7 @@ use crate::{Job, run, soak_rounds};
 use std::path::Path;
 use vnuma_lab_runner::driver;
 
-const STAGES: &str = "checker events hostile distances devices hotplug reload safe";
+const STAGES: &str = "checker events hostile distances devices hotplug reload readers safe";
 /// One malformed publication for each way to refuse: the header, a torn slot, the slot's counts, its map, and a
 /// guest that lacks the node.
 const HOSTILE: &str = "slots that overlap|torn generation|unknown required section|too many vCPUs|too many devices|an APIC id twice|a node that the guest lacks";
@@ -40,6 +40,7 @@ fn job(kernel: &str, arguments: &[&str], env: &[(&str, &str)]) -> Job {
     let tools = driver::tools(kernel).expect("the checker and the fake host build");
     let files = [
         (driver::build(kernel).expect("the driver builds"), "vnuma.ko"),
+        (tools.join("vnuma-readers.ko"), "vnuma-readers.ko"),
         (tools.join("vnuma-check"), "vnuma-check"),
         (tools.join("vnuma-affinity"), "vnuma-affinity"),
         (tools.join("vnuma-fake-host"), "vnuma-fake-host"),

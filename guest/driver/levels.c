@@ -1,0 +1,425 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * The scheduler's NUMA levels, published whole.
+ *
+ * The scheduler has a level for each distance between nodes, and for each level and
+ * node the CPUs that are so near (sched_domains_numa_masks, kernel/sched/topology.c).
+ * Whoever spreads interrupts or queues over CPUs reads these masks without a lock, and
+ * more than once (sched_numa_find_nth_cpu(), sched_numa_hop_mask()). It takes for
+ * granted that the last level has all CPUs.
+ *
+ * The kernel changes the masks in place when a CPU comes or goes, and has none for a
+ * grace period when a node gets its first CPU or loses its last. A reader then finds
+ * fewer CPUs than there are, or none. Moves are more frequent than CPU hotplug. So the
+ * masks are made anew for a move, beside those in use, and replace them by one pointer.
+ *
+ * There are masks for all online nodes. The kernel makes none for nodes without CPUs,
+ * and would have to make all of them anew when a CPU comes to one.
+ */
+#include <linux/bitmap.h>
+#include <linux/cpumask.h>
+#include <linux/nodemask.h>
+#include <linux/rcupdate.h>
+#include <linux/sched/topology.h>
+#include <linux/slab.h>
+#include <linux/string.h>
+#include <linux/topology.h>
+
+#include "vnuma.h"
+
+#define NR_DISTANCES	256
+
+#if defined(CONFIG_SCHED_DEBUG) || KERNEL_VERSION(6, 15, 0) <= LINUX_VERSION_CODE
+#define VNUMA_LEVELS_HAVE_NAMES
+#endif
+
+/* As kernel/sched/sched.h has them. */
+enum numa_topology_type {
+	NUMA_DIRECT,
+	NUMA_GLUELESS_MESH,
+	NUMA_BACKPLANE,
+};
+
+/**
+ * struct vnuma_levels - a set of levels, before it is in use or after that
+ * @rcu: frees what was in use
+ * @nr: how many
+ * @length: of @masks and @distances, at least @nr; what is beyond is as the last one
+ * @masks: by level and node; NULL for a node that is not online
+ * @distances: of the levels
+ * @nr_node: how many @node_distances
+ * @node_distances: those between nodes, where the scheduler can have others; else NULL
+ * @wide_masks: those that are in use now, as long as these are
+ * @wide_distances: likewise
+ * @topology: the scheduler's list of levels; NULL if it can stay
+ */
+struct vnuma_levels {
+	struct rcu_head rcu;
+	int nr;
+	int length;
+	struct cpumask ***masks;
+	int *distances;
+	int nr_node;
+	int *node_distances;
+	struct cpumask ***wide_masks;
+	int *wide_distances;
+	struct sched_domain_topology_level *topology;
+};
+
+/* The kernel refers to it for as long as it has the level. */
+static char *level_name;
+
+/**
+ * vnuma_levels_complete - have all online nodes masks in all levels?
+ *
+ * The kernel may have made them anew since the last publication: when a CPU comes or
+ * goes, or when it gives up taking one offline, which it tells nobody of. Call with
+ * sched_domains_mutex held.
+ */
+bool vnuma_levels_complete(void)
+{
+	struct cpumask ***masks = *vnuma_symbols.sched_domains_numa_masks;
+	int node;
+
+	if (!masks || !*vnuma_symbols.sched_domains_numa_levels)
+		return false;
+	/* All levels have the same nodes. */
+	for_each_online_node(node)
+		if (!masks[0][node])
+			return false;
+	return true;
+}
+
+/* As the scheduler sees it: the architecture may group nodes. */
+static int scheduler_distance(int from, int to)
+{
+	if (vnuma_symbols.arch_sched_node_distance)
+		return vnuma_symbols.arch_sched_node_distance(from, to);
+	return node_distance(from, to);
+}
+
+/** vnuma_levels_have_own_distances - are the scheduler's distances others than the table's? */
+bool vnuma_levels_have_own_distances(void)
+{
+	int from, to;
+
+	for_each_online_node(from)
+		for_each_online_node(to)
+			if (scheduler_distance(from, to) != node_distance(from, to))
+				return true;
+	return false;
+}
+
+/*
+ * Distances of levels, ascending. @topology: with the distances that are about to be
+ * written, NULL: they stay. The array is as long as @least, or longer.
+ */
+static int *unique_distances(const struct vnuma_model *topology,
+			     int (*distance_of)(int from, int to), int least,
+			     int *nr)
+{
+	int from, to, i = 0, distance, nr_named = 0, *distances;
+	DECLARE_BITMAP(seen, NR_DISTANCES) = { };
+
+	if (topology)
+		nr_named = topology->nr_nodes;
+	for_each_online_node(from) {
+		for_each_online_node(to) {
+			if (from < nr_named && to < nr_named)
+				distance = topology->distance[from][to];
+			else
+				distance = distance_of(from, to);
+			if (distance >= LOCAL_DISTANCE && distance < NR_DISTANCES)
+				__set_bit(distance, seen);
+		}
+	}
+	*nr = bitmap_weight(seen, NR_DISTANCES);
+	least = max(least, *nr);
+	distances = kcalloc(least, sizeof(*distances), GFP_KERNEL);
+	if (!distances)
+		return NULL;
+	for_each_set_bit(distance, seen, NR_DISTANCES)
+		distances[i++] = distance;
+	for (; i < least; i++)
+		distances[i] = distances[i - 1];
+	return distances;
+}
+
+static void free_masks(struct cpumask ***masks, int nr)
+{
+	int level, node;
+
+	for (level = 0; masks && level < nr; level++) {
+		for (node = 0; masks[level] && node < nr_node_ids; node++)
+			kfree(masks[level][node]);
+		kfree(masks[level]);
+	}
+	kfree(masks);
+}
+
+static struct cpumask ***new_masks(int nr, int length)
+{
+	struct cpumask ***masks;
+	int level, node;
+
+	masks = kcalloc(length, sizeof(*masks), GFP_KERNEL);
+	if (!masks)
+		return NULL;
+	for (level = 0; level < nr; level++) {
+		masks[level] = kcalloc(nr_node_ids, sizeof(**masks), GFP_KERNEL);
+		if (!masks[level])
+			goto failed;
+		for_each_online_node(node) {
+			masks[level][node] = kzalloc(cpumask_size(), GFP_KERNEL);
+			if (!masks[level][node])
+				goto failed;
+		}
+	}
+	for (; level < length; level++)
+		masks[level] = masks[nr - 1];
+	return masks;
+failed:
+	free_masks(masks, nr);
+	return NULL;
+}
+
+static void free_levels(struct vnuma_levels *levels)
+{
+	free_masks(levels->masks, levels->nr);
+	kfree(levels->distances);
+	kfree(levels->node_distances);
+	kfree(levels->wide_masks);
+	kfree(levels->wide_distances);
+	kfree(levels->topology);
+	kfree(levels);
+}
+
+static void free_by_rcu(struct rcu_head *rcu)
+{
+	free_levels(container_of(rcu, struct vnuma_levels, rcu));
+}
+
+/* What sched_init_numa() appends to the list of those below a node. */
+static struct sched_domain_topology_level *new_topology(int nr)
+{
+	const struct sched_domain_topology_level *below =
+		*vnuma_symbols.sched_domain_topology_saved;
+	const struct sched_domain_topology_level *now =
+		*vnuma_symbols.sched_domain_topology;
+	struct sched_domain_topology_level *topology, numa;
+	int own = 0, level;
+
+	/* The kernel had no memory for them. */
+	if (!below)
+		return NULL;
+	while (below[own].mask)
+		own++;
+	/* The first is the node alone. Without another one there is no NUMA level now. */
+	numa = now[own];
+	if (now[own + 1].mask) {
+		numa = now[own + 1];
+	} else {
+		if (!level_name)
+			level_name = kstrdup("NUMA", GFP_KERNEL);
+		if (!level_name)
+			return NULL;
+		numa.sd_flags = vnuma_symbols.cpu_numa_flags;
+#ifdef SDTL_OVERLAP
+		numa.flags = SDTL_OVERLAP;
+#endif
+#ifdef VNUMA_LEVELS_HAVE_NAMES
+		numa.name = level_name;
+#endif
+	}
+	topology = kcalloc(own + nr + 1, sizeof(*topology), GFP_KERNEL);
+	if (!topology)
+		return NULL;
+	memcpy(topology, now, (own + 1) * sizeof(*topology));
+	for (level = 1; level < nr; level++) {
+		topology[own + level] = numa;
+		topology[own + level].numa_level = level;
+	}
+	return topology;
+}
+
+/* So that there is always one that is long enough for whatever number of levels a reader finds. */
+static bool make_wide(struct vnuma_levels *levels, int now)
+{
+	struct cpumask ***masks = *vnuma_symbols.sched_domains_numa_masks;
+	int *distances = *vnuma_symbols.sched_domains_numa_distance;
+	int level;
+
+	if (!masks || levels->nr <= now)
+		return true;
+	levels->wide_masks = kcalloc(levels->nr, sizeof(*masks), GFP_KERNEL);
+	levels->wide_distances = kcalloc(levels->nr, sizeof(*distances), GFP_KERNEL);
+	if (!levels->wide_masks || !levels->wide_distances)
+		return false;
+	for (level = 0; level < levels->nr; level++) {
+		levels->wide_masks[level] = masks[min(level, now - 1)];
+		levels->wide_distances[level] = distances[min(level, now - 1)];
+	}
+	return true;
+}
+
+/**
+ * vnuma_levels_prepare - allocate all that a publication may need
+ * @topology: with the distances that will be written; NULL if they stay
+ *
+ * Call with sched_domains_mutex held. Return: NULL if there is no memory.
+ */
+struct vnuma_levels *vnuma_levels_prepare(const struct vnuma_model *topology)
+{
+	struct vnuma_levels *levels = kzalloc(sizeof(*levels), GFP_KERNEL);
+	int now = *vnuma_symbols.sched_domains_numa_levels;
+
+	if (!levels)
+		return NULL;
+	levels->distances = unique_distances(topology, scheduler_distance, now,
+					     &levels->nr);
+	levels->length = max(levels->nr, now);
+	if (!levels->distances)
+		goto failed;
+	if (vnuma_symbols.sched_numa_node_distance) {
+		int nodes_now = *vnuma_symbols.sched_numa_node_levels;
+
+		levels->node_distances = unique_distances(topology, __node_distance,
+							  nodes_now,
+							  &levels->nr_node);
+		if (!levels->node_distances)
+			goto failed;
+	}
+	levels->masks = new_masks(levels->nr, levels->length);
+	if (!levels->masks || !make_wide(levels, now))
+		goto failed;
+	if (levels->nr != now) {
+		levels->topology = new_topology(levels->nr);
+		if (!levels->topology)
+			goto failed;
+	}
+	return levels;
+failed:
+	free_levels(levels);
+	return NULL;
+}
+
+/** vnuma_levels_drop - of vnuma_levels_prepare(), and not wanted; may be NULL */
+void vnuma_levels_drop(struct vnuma_levels *levels)
+{
+	if (levels)
+		free_levels(levels);
+}
+
+static void fill(struct vnuma_levels *levels)
+{
+	int level, node, other;
+
+	for (level = 0; level < levels->nr; level++)
+		for_each_online_node(node)
+			for_each_online_node(other)
+				if (scheduler_distance(node, other) <=
+				    levels->distances[level])
+					cpumask_or(levels->masks[level][node],
+						   levels->masks[level][node],
+						   cpumask_of_node(other));
+}
+
+/* init_numa_topology_type(), for nodes with and without CPUs. */
+static enum numa_topology_type topology_type(int nr_levels, int most)
+{
+	int a, b, c;
+
+	if (nr_levels <= 2)
+		return NUMA_DIRECT;
+	for_each_online_node(a) {
+		for_each_online_node(b) {
+			if (node_distance(a, b) < most)
+				continue;
+			for_each_online_node(c)
+				if (node_distance(a, c) < most &&
+				    node_distance(b, c) < most)
+					return NUMA_GLUELESS_MESH;
+			return NUMA_BACKPLANE;
+		}
+	}
+	return NUMA_DIRECT;
+}
+
+/*
+ * Readers load the masks and then how many levels there are. So the masks are at least as
+ * many at any time, and where the levels become more, those in use are lengthened first.
+ */
+static void widen(struct vnuma_levels *levels)
+{
+	if (!levels->wide_masks)
+		return;
+	rcu_assign_pointer(*vnuma_symbols.sched_domains_numa_distance,
+			   levels->wide_distances);
+	rcu_assign_pointer(*vnuma_symbols.sched_domains_numa_masks,
+			   levels->wide_masks);
+	synchronize_rcu();
+	/* Who finds so many levels finds the masks for them. */
+	smp_store_release(vnuma_symbols.sched_domains_numa_levels, levels->nr);
+}
+
+/* The distances between nodes: readers load them and then their number (find_numa_distance()). */
+static void publish_node_distances(struct vnuma_levels *levels, int **old)
+{
+	int now = *vnuma_symbols.sched_numa_node_levels;
+
+	*old = *vnuma_symbols.sched_numa_node_distance;
+	rcu_assign_pointer(*vnuma_symbols.sched_numa_node_distance,
+			   levels->node_distances);
+	if (levels->nr_node == now)
+		return;
+	synchronize_rcu();
+	WRITE_ONCE(*vnuma_symbols.sched_numa_node_levels, levels->nr_node);
+}
+
+/**
+ * vnuma_levels_publish - replace the levels by those of the maps as they are now
+ * @levels: of vnuma_levels_prepare()
+ *
+ * Call with sched_domains_mutex held. The domains must be built anew after that. Waits for
+ * a grace period only if the number of levels changes.
+ */
+void vnuma_levels_publish(struct vnuma_levels *levels)
+{
+	struct vnuma_symbols *kernel = &vnuma_symbols;
+	struct vnuma_levels old = {
+		.nr = *kernel->sched_domains_numa_levels,
+		.masks = *kernel->sched_domains_numa_masks,
+		.distances = *kernel->sched_domains_numa_distance,
+	};
+	int most;
+
+	fill(levels);
+	widen(levels);
+	if (kernel->sched_numa_node_distance)
+		publish_node_distances(levels, &old.node_distances);
+	rcu_assign_pointer(*kernel->sched_domains_numa_distance, levels->distances);
+	rcu_assign_pointer(*kernel->sched_domains_numa_masks, levels->masks);
+	most = levels->node_distances ? levels->node_distances[levels->nr_node - 1] :
+					levels->distances[levels->nr - 1];
+	WRITE_ONCE(*kernel->sched_max_numa_distance, most);
+	*kernel->sched_numa_topology_type = topology_type(levels->nr, most);
+	if (levels->nr != old.nr) {
+		synchronize_rcu();
+		WRITE_ONCE(*kernel->sched_domains_numa_levels, levels->nr);
+		swap(*kernel->sched_domain_topology, levels->topology);
+	}
+	/* One array for both, where the kernel made it. */
+	if (old.node_distances == old.distances)
+		old.node_distances = NULL;
+	levels->nr = old.nr;
+	levels->masks = old.masks;
+	levels->distances = old.distances;
+	levels->node_distances = old.node_distances;
+	call_rcu(&levels->rcu, free_by_rcu);
+}
+
+/** vnuma_levels_finish - for unloading, when no publication can come any more */
+void vnuma_levels_finish(void)
+{
+	rcu_barrier();
+}
