@@ -211,12 +211,12 @@ static void set_cpu_nodes(void)
 {
 	int node;
 
-	for_each_online_node(node) {
+	for_each_online_node(node)
+		if (!cpumask_empty(cpumask_of_node(node)))
+			node_set_state(node, N_CPU);
+	for_each_online_node(node)
 		if (cpumask_empty(cpumask_of_node(node)))
 			node_clear_state(node, N_CPU);
-		else
-			node_set_state(node, N_CPU);
-	}
 }
 
 static bool find_move(const struct vnuma_model *topology, int cpu,
@@ -318,37 +318,54 @@ struct changes {
 	bool distances;
 };
 
+/* Publishes what vnuma_levels_prepare() has returned, with the maps as they are now. */
+static void change_levels(struct vnuma_levels *levels, struct changes *changes)
+{
+	vnuma_levels_publish(levels);
+	/*
+	 * Domains over the same CPUs count as unchanged unless the architecture says
+	 * otherwise. Set under the mutex: a rebuild by someone else is then as good.
+	 */
+	WRITE_ONCE(*vnuma_symbols.x86_topology_update, true);
+	changes->domains = true;
+}
+
 static int change_locked(struct vnuma_model *topology,
 			 struct vnuma_model **old, struct changes *changes,
 			 struct vnuma_reason *why)
 {
 	int err = vnuma_topology_check(topology, why);
 	struct vnuma_levels *levels;
+	nodemask_t nodes;
+	bool distances;
 
 	if (err)
 		return err;
-	changes->distances = vnuma_distances_can_write(topology);
-	levels = vnuma_levels_prepare(changes->distances ? topology : NULL);
+	/* Before a CPU comes to a node that the kernel made no masks for. */
+	if (!vnuma_levels_complete()) {
+		levels = vnuma_levels_prepare(NULL);
+		if (!levels)
+			goto no_memory;
+		change_levels(levels, changes);
+	}
+	distances = vnuma_distances_can_write(topology, &nodes);
+	levels = vnuma_levels_prepare(distances ? topology : NULL);
 	if (!levels)
-		return vnuma_fail(why, -ENOMEM,
-				  "no memory for the scheduler's NUMA levels");
-	if (changes->distances)
-		vnuma_distances_write(topology);
-	changes->domains = change_maps(topology, changes->moved) ||
-			   changes->distances || !vnuma_levels_complete();
-	/*
-	 * Domains over the same CPUs count as unchanged unless the architecture says
-	 * otherwise. Set under the mutex: a rebuild by someone else is then as good.
-	 */
-	if (changes->domains) {
-		vnuma_levels_publish(levels);
+		goto no_memory;
+	if (distances)
+		vnuma_distances_write(topology, &nodes);
+	if (change_maps(topology, changes->moved) || distances) {
+		change_levels(levels, changes);
 		set_cpu_nodes();
-		WRITE_ONCE(*vnuma_symbols.x86_topology_update, true);
 	} else {
 		vnuma_levels_drop(levels);
 	}
+	changes->distances = distances;
 	*old = vnuma_topology_set_current(topology);
 	return 0;
+no_memory:
+	return vnuma_fail(why, -ENOMEM,
+			  "no memory for the scheduler's NUMA levels");
 }
 
 /**

@@ -50,22 +50,22 @@ bool vnuma_distances_differ(const struct vnuma_model *topology)
 	return false;
 }
 
-/* Why the kernel cannot have these distances, or NULL. */
-static const char *obstacle(const struct vnuma_model *topology)
+/* Why the kernel cannot have the distances of these nodes, or NULL. */
+static const char *obstacle(const struct vnuma_model *topology,
+			    const nodemask_t *nodes)
 {
-	nodemask_t nodes = common_nodes(topology);
 	int from, to;
 
 	if (!vnuma_symbols.numa_distance || !vnuma_symbols.numa_distance_cnt ||
 	    !vnuma_symbols.build_all_zonelists)
 		return "a kernel symbol is missing";
 	if (vnuma_levels_have_own_distances())
-		return "its scheduler groups nodes by itself";
-	for_each_node_mask(from, nodes) {
+		return "its scheduler has distances of its own";
+	for_each_node_mask(from, *nodes) {
 		/* No table at all if the firmware has no SLIT. */
 		if (from >= *vnuma_symbols.numa_distance_cnt)
 			return "its table is too small";
-		for_each_node_mask(to, nodes) {
+		for_each_node_mask(to, *nodes) {
 			u8 distance = topology->distance[from][to];
 
 			if (from != to && distance <= VNUMA_TC_DISTANCE_LOCAL)
@@ -80,14 +80,17 @@ static const char *obstacle(const struct vnuma_model *topology)
 /**
  * vnuma_distances_can_write - does the host publish other distances, and can the kernel have them?
  * @topology: checked publication
+ * @nodes: filled with those that both have, for vnuma_distances_write()
  */
-bool vnuma_distances_can_write(const struct vnuma_model *topology)
+bool vnuma_distances_can_write(const struct vnuma_model *topology,
+			       nodemask_t *nodes)
 {
 	const char *why;
 
 	if (!vnuma_distances_differ(topology))
 		return false;
-	why = obstacle(topology);
+	*nodes = common_nodes(topology);
+	why = obstacle(topology, nodes);
 	if (why)
 		pr_info_once("this kernel keeps its own distances: %s\n", why);
 	return !why;
@@ -96,18 +99,19 @@ bool vnuma_distances_can_write(const struct vnuma_model *topology)
 /**
  * vnuma_distances_write - change the kernel's table
  * @topology: for which vnuma_distances_can_write()
+ * @nodes: of that. Another one may have come online since
  *
  * Call with sched_domains_mutex held. What is derived from it must be built again.
  */
-void vnuma_distances_write(const struct vnuma_model *topology)
+void vnuma_distances_write(const struct vnuma_model *topology,
+			   const nodemask_t *nodes)
 {
-	nodemask_t nodes = common_nodes(topology);
 	u8 *table = *vnuma_symbols.numa_distance;
 	int count = *vnuma_symbols.numa_distance_cnt;
 	int from, to;
 
-	for_each_node_mask(from, nodes)
-		for_each_node_mask(to, nodes)
+	for_each_node_mask(from, *nodes)
+		for_each_node_mask(to, *nodes)
 			WRITE_ONCE(table[from * count + to],
 				   topology->distance[from][to]);
 	applied = true;

@@ -5,8 +5,8 @@
  * The scheduler has a level for each distance between nodes, and for each level and
  * node the CPUs that are so near (sched_domains_numa_masks, kernel/sched/topology.c).
  * Whoever spreads interrupts or queues over CPUs reads these masks without a lock, and
- * more than once (sched_numa_find_nth_cpu(), sched_numa_hop_mask()). It takes for
- * granted that the last level has all CPUs.
+ * more than once (sched_numa_find_nth_cpu(), sched_numa_hop_mask()). These readers take
+ * for granted that the last level has all CPUs.
  *
  * The kernel changes the masks in place when a CPU comes or goes, and has none for a
  * grace period when a node gets its first CPU or loses its last. A reader then finds
@@ -43,6 +43,7 @@ enum numa_topology_type {
 /**
  * struct vnuma_levels - a set of levels, before it is in use or after that
  * @rcu: frees what was in use
+ * @nodes: for which there are masks. Another one may come online at any time
  * @nr: how many
  * @length: of @masks and @distances, at least @nr; what is beyond is as the last one
  * @masks: by level and node; NULL for a node that is not online
@@ -55,6 +56,7 @@ enum numa_topology_type {
  */
 struct vnuma_levels {
 	struct rcu_head rcu;
+	nodemask_t nodes;
 	int nr;
 	int length;
 	struct cpumask ***masks;
@@ -66,26 +68,34 @@ struct vnuma_levels {
 	struct sched_domain_topology_level *topology;
 };
 
-/* The kernel refers to it for as long as it has the level. */
+/* Never freed, as the kernel's domains refer to it after the module is unloaded. */
 static char *level_name;
 
+/*
+ * The grace period after which no reader has a number of levels, or of distances, that was
+ * larger once. sched_numa_hop_mask() loads that number before the masks.
+ */
+static unsigned long since_fewer;
+static bool were_fewer;
+
 /**
- * vnuma_levels_complete - have all online nodes masks in all levels?
+ * vnuma_levels_complete - have all online nodes masks, with all CPUs in the last one?
  *
  * The kernel may have made them anew since the last publication: when a CPU comes or
- * goes, or when it gives up taking one offline, which it tells nobody of. Call with
+ * goes, or when it gives up taking one offline, which it tells nobody of. A CPU that comes
+ * online is not put into those of nodes without CPUs. Call with cpus_read_lock() and
  * sched_domains_mutex held.
  */
 bool vnuma_levels_complete(void)
 {
 	struct cpumask ***masks = *vnuma_symbols.sched_domains_numa_masks;
-	int node;
+	int nr = *vnuma_symbols.sched_domains_numa_levels, node;
 
-	if (!masks || !*vnuma_symbols.sched_domains_numa_levels)
+	if (!masks || !nr)
 		return false;
-	/* All levels have the same nodes. */
 	for_each_online_node(node)
-		if (!masks[0][node])
+		if (!masks[nr - 1][node] ||
+		    !cpumask_subset(cpu_online_mask, masks[nr - 1][node]))
 			return false;
 	return true;
 }
@@ -115,6 +125,7 @@ bool vnuma_levels_have_own_distances(void)
  * written, NULL: they stay. The array is as long as @least, or longer.
  */
 static int *unique_distances(const struct vnuma_model *topology,
+			     const nodemask_t *nodes,
 			     int (*distance_of)(int from, int to), int least,
 			     int *nr)
 {
@@ -123,8 +134,8 @@ static int *unique_distances(const struct vnuma_model *topology,
 
 	if (topology)
 		nr_named = topology->nr_nodes;
-	for_each_online_node(from) {
-		for_each_online_node(to) {
+	for_each_node_mask(from, *nodes) {
+		for_each_node_mask(to, *nodes) {
 			if (from < nr_named && to < nr_named)
 				distance = topology->distance[from][to];
 			else
@@ -157,7 +168,7 @@ static void free_masks(struct cpumask ***masks, int nr)
 	kfree(masks);
 }
 
-static struct cpumask ***new_masks(int nr, int length)
+static struct cpumask ***new_masks(const nodemask_t *nodes, int nr, int length)
 {
 	struct cpumask ***masks;
 	int level, node;
@@ -169,7 +180,7 @@ static struct cpumask ***new_masks(int nr, int length)
 		masks[level] = kcalloc(nr_node_ids, sizeof(**masks), GFP_KERNEL);
 		if (!masks[level])
 			goto failed;
-		for_each_online_node(node) {
+		for_each_node_mask(node, *nodes) {
 			masks[level][node] = kzalloc(cpumask_size(), GFP_KERNEL);
 			if (!masks[level][node])
 				goto failed;
@@ -209,9 +220,6 @@ static struct sched_domain_topology_level *new_topology(int nr)
 	struct sched_domain_topology_level *topology, numa;
 	int own = 0, level;
 
-	/* The kernel had no memory for them. */
-	if (!below)
-		return NULL;
 	while (below[own].mask)
 		own++;
 	/* The first is the node alone. Without another one there is no NUMA level now. */
@@ -249,7 +257,7 @@ static bool make_wide(struct vnuma_levels *levels, int now)
 	int *distances = *vnuma_symbols.sched_domains_numa_distance;
 	int level;
 
-	if (!masks || levels->nr <= now)
+	if (!masks || !now || levels->nr <= now)
 		return true;
 	levels->wide_masks = kcalloc(levels->nr, sizeof(*masks), GFP_KERNEL);
 	levels->wide_distances = kcalloc(levels->nr, sizeof(*distances), GFP_KERNEL);
@@ -266,7 +274,8 @@ static bool make_wide(struct vnuma_levels *levels, int now)
  * vnuma_levels_prepare - allocate all that a publication may need
  * @topology: with the distances that will be written; NULL if they stay
  *
- * Call with sched_domains_mutex held. Return: NULL if there is no memory.
+ * Call with sched_domains_mutex held. Return: NULL if there is no memory now, or was none
+ * when the kernel made its own levels.
  */
 struct vnuma_levels *vnuma_levels_prepare(const struct vnuma_model *topology)
 {
@@ -275,7 +284,11 @@ struct vnuma_levels *vnuma_levels_prepare(const struct vnuma_model *topology)
 
 	if (!levels)
 		return NULL;
-	levels->distances = unique_distances(topology, scheduler_distance, now,
+	if (!*vnuma_symbols.sched_domain_topology_saved)
+		goto failed;
+	levels->nodes = node_states[N_ONLINE];
+	levels->distances = unique_distances(topology, &levels->nodes,
+					     scheduler_distance, now,
 					     &levels->nr);
 	levels->length = max(levels->nr, now);
 	if (!levels->distances)
@@ -283,13 +296,14 @@ struct vnuma_levels *vnuma_levels_prepare(const struct vnuma_model *topology)
 	if (vnuma_symbols.sched_numa_node_distance) {
 		int nodes_now = *vnuma_symbols.sched_numa_node_levels;
 
-		levels->node_distances = unique_distances(topology, __node_distance,
+		levels->node_distances = unique_distances(topology, &levels->nodes,
+							  __node_distance,
 							  nodes_now,
 							  &levels->nr_node);
 		if (!levels->node_distances)
 			goto failed;
 	}
-	levels->masks = new_masks(levels->nr, levels->length);
+	levels->masks = new_masks(&levels->nodes, levels->nr, levels->length);
 	if (!levels->masks || !make_wide(levels, now))
 		goto failed;
 	if (levels->nr != now) {
@@ -315,8 +329,8 @@ static void fill(struct vnuma_levels *levels)
 	int level, node, other;
 
 	for (level = 0; level < levels->nr; level++)
-		for_each_online_node(node)
-			for_each_online_node(other)
+		for_each_node_mask(node, levels->nodes)
+			for_each_node_mask(other, levels->nodes)
 				if (scheduler_distance(node, other) <=
 				    levels->distances[level])
 					cpumask_or(levels->masks[level][node],
@@ -324,18 +338,28 @@ static void fill(struct vnuma_levels *levels)
 						   cpumask_of_node(other));
 }
 
-/* init_numa_topology_type(), for nodes with and without CPUs. */
-static enum numa_topology_type topology_type(int nr_levels, int most)
+/* Nodes with CPUs, as the maps are now: N_CPU follows. */
+static nodemask_t nodes_with_cpus(const struct vnuma_levels *levels)
+{
+	nodemask_t nodes = NODE_MASK_NONE;
+	int node;
+
+	for_each_node_mask(node, levels->nodes)
+		if (!cpumask_empty(cpumask_of_node(node)))
+			node_set(node, nodes);
+	return nodes;
+}
+
+/* init_numa_topology_type(): is there a node between the first two that are farthest apart? */
+static enum numa_topology_type type_of(const nodemask_t *nodes, int most)
 {
 	int a, b, c;
 
-	if (nr_levels <= 2)
-		return NUMA_DIRECT;
-	for_each_online_node(a) {
-		for_each_online_node(b) {
+	for_each_node_mask(a, *nodes) {
+		for_each_node_mask(b, *nodes) {
 			if (node_distance(a, b) < most)
 				continue;
-			for_each_online_node(c)
+			for_each_node_mask(c, *nodes)
 				if (node_distance(a, c) < most &&
 				    node_distance(b, c) < most)
 					return NUMA_GLUELESS_MESH;
@@ -345,35 +369,54 @@ static enum numa_topology_type topology_type(int nr_levels, int most)
 	return NUMA_DIRECT;
 }
 
+/* As sched_init_numa() finds it, for nodes with CPUs. */
+static void set_type(const struct vnuma_levels *levels)
+{
+	nodemask_t nodes = nodes_with_cpus(levels);
+	int a, b, most = LOCAL_DISTANCE;
+	bool direct = true;
+
+	for_each_node_mask(a, nodes)
+		for_each_node_mask(b, nodes)
+			most = max(most, node_distance(a, b));
+	for_each_node_mask(a, nodes)
+		for_each_node_mask(b, nodes)
+			direct &= a == b || node_distance(a, b) == most;
+	WRITE_ONCE(*vnuma_symbols.sched_max_numa_distance, most);
+	*vnuma_symbols.sched_numa_topology_type =
+		direct ? NUMA_DIRECT : type_of(&nodes, most);
+}
+
 /*
- * Readers load the masks and then how many levels there are. So the masks are at least as
- * many at any time, and where the levels become more, those in use are lengthened first.
+ * Some readers load the masks and then how many levels there are, and others the number
+ * first. So there are at least as many masks as any of these numbers says. Where the levels
+ * become more, the masks that are in use are lengthened before. Where they become fewer, the
+ * new masks are as many as the old ones, and the masks after those wait for the readers that
+ * have the old number.
  */
 static void widen(struct vnuma_levels *levels)
 {
-	if (!levels->wide_masks)
-		return;
-	rcu_assign_pointer(*vnuma_symbols.sched_domains_numa_distance,
-			   levels->wide_distances);
-	rcu_assign_pointer(*vnuma_symbols.sched_domains_numa_masks,
-			   levels->wide_masks);
-	synchronize_rcu();
-	/* Who finds so many levels finds the masks for them. */
-	smp_store_release(vnuma_symbols.sched_domains_numa_levels, levels->nr);
+	if (levels->wide_masks) {
+		rcu_assign_pointer(*vnuma_symbols.sched_domains_numa_distance,
+				   levels->wide_distances);
+		rcu_assign_pointer(*vnuma_symbols.sched_domains_numa_masks,
+				   levels->wide_masks);
+		synchronize_rcu();
+		/* Who finds so many levels finds the masks for them. */
+		smp_store_release(vnuma_symbols.sched_domains_numa_levels,
+				  levels->nr);
+	}
 }
 
-/* The distances between nodes: readers load them and then their number (find_numa_distance()). */
-static void publish_node_distances(struct vnuma_levels *levels, int **old)
+/* The arrays that are in use now are long enough for both numbers. */
+static void set_number(int *number, int now)
 {
-	int now = *vnuma_symbols.sched_numa_node_levels;
-
-	*old = *vnuma_symbols.sched_numa_node_distance;
-	rcu_assign_pointer(*vnuma_symbols.sched_numa_node_distance,
-			   levels->node_distances);
-	if (levels->nr_node == now)
+	if (now == *number)
 		return;
 	synchronize_rcu();
-	WRITE_ONCE(*vnuma_symbols.sched_numa_node_levels, levels->nr_node);
+	were_fewer |= now < *number;
+	WRITE_ONCE(*number, now);
+	since_fewer = get_state_synchronize_rcu();
 }
 
 /**
@@ -381,7 +424,7 @@ static void publish_node_distances(struct vnuma_levels *levels, int **old)
  * @levels: of vnuma_levels_prepare()
  *
  * Call with sched_domains_mutex held. The domains must be built anew after that. Waits for
- * a grace period only if the number of levels changes.
+ * grace periods only if the number of levels changes, or did so the last time.
  */
 void vnuma_levels_publish(struct vnuma_levels *levels)
 {
@@ -391,23 +434,25 @@ void vnuma_levels_publish(struct vnuma_levels *levels)
 		.masks = *kernel->sched_domains_numa_masks,
 		.distances = *kernel->sched_domains_numa_distance,
 	};
-	int most;
 
 	fill(levels);
+	if (were_fewer)
+		cond_synchronize_rcu(since_fewer);
+	were_fewer = false;
 	widen(levels);
-	if (kernel->sched_numa_node_distance)
-		publish_node_distances(levels, &old.node_distances);
+	if (kernel->sched_numa_node_distance) {
+		old.node_distances = *kernel->sched_numa_node_distance;
+		rcu_assign_pointer(*kernel->sched_numa_node_distance,
+				   levels->node_distances);
+	}
 	rcu_assign_pointer(*kernel->sched_domains_numa_distance, levels->distances);
 	rcu_assign_pointer(*kernel->sched_domains_numa_masks, levels->masks);
-	most = levels->node_distances ? levels->node_distances[levels->nr_node - 1] :
-					levels->distances[levels->nr - 1];
-	WRITE_ONCE(*kernel->sched_max_numa_distance, most);
-	*kernel->sched_numa_topology_type = topology_type(levels->nr, most);
-	if (levels->nr != old.nr) {
-		synchronize_rcu();
-		WRITE_ONCE(*kernel->sched_domains_numa_levels, levels->nr);
+	set_type(levels);
+	if (kernel->sched_numa_node_distance)
+		set_number(kernel->sched_numa_node_levels, levels->nr_node);
+	set_number(kernel->sched_domains_numa_levels, levels->nr);
+	if (levels->topology)
 		swap(*kernel->sched_domain_topology, levels->topology);
-	}
 	/* One array for both, where the kernel made it. */
 	if (old.node_distances == old.distances)
 		old.node_distances = NULL;

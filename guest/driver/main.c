@@ -446,18 +446,22 @@ static struct pci_driver vnuma_driver = {
 
 static int choose_mode(void)
 {
+	bool spreads;
+
 	if (!strcmp(mode, "none"))
 		return 0;
-	if (!strcmp(mode, "safe")) {
-		vnuma_mode = VNUMA_GD_MODE_SAFE;
-		return 0;
-	}
-	if (strcmp(mode, "auto") && strcmp(mode, "fast")) {
+	if (strcmp(mode, "auto") && strcmp(mode, "fast") && strcmp(mode, "safe")) {
 		pr_err("vnuma: mode=%s is none of auto, fast, safe, none\n",
 		       mode);
 		return -EINVAL;
 	}
-	if (!vnuma_symbols_init()) {
+	/* Safe mode is CPU hotplug, and has no worse races than that. */
+	spreads = !vnuma_spread_init();
+	if (!strcmp(mode, "safe")) {
+		vnuma_mode = VNUMA_GD_MODE_SAFE;
+		return 0;
+	}
+	if (!vnuma_symbols_init() && spreads) {
 		vnuma_mode = VNUMA_GD_MODE_FAST;
 		if (vnuma_symbols_missing()[0])
 			pr_info("vnuma: distances stay as they are, missing: %s\n",
@@ -466,11 +470,12 @@ static int choose_mode(void)
 	}
 	if (!strcmp(mode, "fast")) {
 		pr_err("vnuma: no fast mode, missing: %s\n",
-		       vnuma_symbols_missing());
+		       spreads ? vnuma_symbols_missing() : "a probe");
+		vnuma_spread_exit();
 		return -EOPNOTSUPP;
 	}
 	pr_warn("vnuma: safe mode instead of fast mode, missing: %s\n",
-		vnuma_symbols_missing());
+		spreads ? vnuma_symbols_missing() : "a probe");
 	vnuma_mode = VNUMA_GD_MODE_SAFE;
 	return 0;
 }
@@ -502,19 +507,15 @@ static void stop(void)
 	vnuma_device_unregister();
 	vnuma_hotplug_exit();
 	vnuma_device_exit();
-	vnuma_spread_exit();
 	kvfree(last);
 }
 
 static int __init start(void)
 {
-	int err = vnuma_spread_init();
+	int err = vnuma_device_init();
 
 	if (err)
 		return err;
-	err = vnuma_device_init();
-	if (err)
-		goto spread;
 	err = vnuma_hotplug_init();
 	if (err)
 		goto device;
@@ -542,8 +543,6 @@ hotplug:
 	vnuma_hotplug_exit();
 device:
 	vnuma_device_exit();
-spread:
-	vnuma_spread_exit();
 	return err;
 }
 
@@ -570,6 +569,7 @@ static int __init vnuma_init(void)
 	/* None if it was stopped. */
 	kvfree(set_topology(NULL));
 	kvfree(next);
+	vnuma_spread_exit();
 	return err;
 }
 
@@ -579,6 +579,7 @@ static void __exit vnuma_exit(void)
 	stop();
 	destroy_workqueue(safe_queue);
 	kvfree(next);
+	vnuma_spread_exit();
 }
 
 module_init(vnuma_init);

@@ -5,8 +5,8 @@
  * The kernel has all that is needed to move a CPU to another node (CPU hotplug
  * does it), but exports only a part. The rest is looked up by name at load time:
  * a kprobe gives the address of kallsyms_lookup_name(), and that gives the others. A
- * symbol can be missing because the compiler inlined it, because the kernel is
- * locked down (no kprobes), or because it was renamed. Fast mode is all or
+ * symbol can be missing because the compiler inlined it, because the kernel has no
+ * kprobes, or because it was renamed. Fast mode is all or
  * nothing: a CPU moved without the scheduler's NUMA masks lets the next rebuild of
  * the domains loop for ever.
  */

@@ -28,6 +28,7 @@
 #include <linux/cpumask.h>
 #include <linux/ktime.h>
 #include <linux/mutex.h>
+#include <linux/nodemask.h>
 #include <linux/types.h>
 #include <linux/version.h>
 
@@ -174,9 +175,9 @@ struct task_struct;
 /**
  * struct vnuma_symbols - what fast mode needs and the kernel does not export
  *
- * Each pointer is either valid or NULL. Fast mode needs all but the last ones: without
- * those for distances the kernel keeps its own, without those for debug files an update
- * takes longer.
+ * Each pointer is either valid or NULL. Fast mode needs all but those that are marked:
+ * without those for distances the kernel keeps its own, without the others an update takes
+ * longer.
  */
 struct vnuma_symbols {
 	/* kernel/sched/topology.c */
@@ -189,7 +190,7 @@ struct vnuma_symbols {
 	struct sched_domain_topology_level **sched_domain_topology;
 	struct sched_domain_topology_level **sched_domain_topology_saved;
 	int (*cpu_numa_flags)(void);
-	/* From 6.18 on, else NULL */
+	/* From 6.18 on; NULL before */
 	int (*arch_sched_node_distance)(int from, int to);
 	int *sched_numa_node_levels;
 	int **sched_numa_node_distance;
@@ -215,13 +216,13 @@ struct vnuma_symbols {
 	/* drivers/base/node.c */
 	int (*register_cpu_under_node)(unsigned int cpu, unsigned int node);
 	int (*unregister_cpu_under_node)(unsigned int cpu, unsigned int node);
-	/* mm/numa_memblks.c, until 6.11 arch/x86/mm/numa.c */
+	/* mm/numa_memblks.c, until 6.11 arch/x86/mm/numa.c; may be missing */
 	u8 **numa_distance;
 	int *numa_distance_cnt;
-	/* mm/page_alloc.c */
+	/* mm/page_alloc.c; may be missing */
 	void (*build_all_zonelists)(struct pglist_data *pgdat);
 #ifdef VNUMA_DEBUG_FILES
-	/* kernel/sched/debug.c */
+	/* kernel/sched/debug.c; may be missing */
 	struct dentry **debugfs_sched;
 	void (*update_sched_domain_debugfs)(void);
 #endif
@@ -274,8 +275,10 @@ static inline void vnuma_debug_files_finish(void) {}
 
 /* distances.c */
 bool vnuma_distances_differ(const struct vnuma_model *topology);
-bool vnuma_distances_can_write(const struct vnuma_model *topology);
-void vnuma_distances_write(const struct vnuma_model *topology);
+bool vnuma_distances_can_write(const struct vnuma_model *topology,
+			       nodemask_t *nodes);
+void vnuma_distances_write(const struct vnuma_model *topology,
+			   const nodemask_t *nodes);
 void vnuma_distances_rebuild_zonelists(void);
 u32 vnuma_distances_state(const struct vnuma_model *topology);
 

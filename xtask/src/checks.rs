@@ -28,6 +28,7 @@ const SERVERS: (&str, &str) = ("host/observe", "recorded");
 /// Tests that `make test` has no time for say so by being ignored. Those of these names are parts of the soak by themselves.
 const SCHEDULER_TEST: &str = "slice::nothing_is_lost_while_everything_around_vms_changes";
 const MEMORY_TEST: &str = "slice::no_page_is_lost_when_vnumad_is_killed_while_memory_moves";
+const KERNEL_TESTS: &str = "driver::kernel::";
 const PACKAGES_TEST: &str = "packages::packages_are_installed_upgraded_and_purged";
 /// Debian packages that a soak needs besides: what programs of other runtimes are built with.
 const PROGRAM_PACKAGES: &str = "tests/lab/host-packages.txt";
@@ -367,6 +368,8 @@ enum SoakPart {
     Memory,
     /// Debian packages on a lab server with systemd: installed, upgraded while a VM runs, purged
     Packages,
+    /// The driver on each kernel and in each mode, while a module of the guest reads the maps as drivers do: ten minutes a row
+    Kernel,
     /// Guests, QEMUs, users and peers that are hostile, against vnumad, the driver, scx_vnuma and the DSM
     Hostile,
 }
@@ -389,6 +392,7 @@ pub fn soak(arguments: &SoakArguments) -> Result<()> {
             vec![scenario(&built, MEMORY_TEST, &environment)?]
         }
         Some(SoakPart::Packages) => vec![packages_in_lab(&built)?],
+        Some(SoakPart::Kernel) => kernel_jobs(&built)?,
         Some(SoakPart::Hostile) => hostile_jobs(&built)?,
         None => soak_jobs(&built)?,
     };
@@ -438,6 +442,11 @@ fn soak_jobs(built: &Built) -> Result<Vec<Job>> {
     let seconds = format!("--seconds={SOAK_DEMO_SECONDS}");
     jobs.push(in_lab(Job::new("lab: the demonstration", program(xtask, &["demo", "--lab", &seconds]))));
     Ok(jobs)
+}
+
+fn kernel_jobs(built: &Built) -> Result<Vec<Job>> {
+    let rows = listed(built.test(SCENARIOS.0, SCENARIOS.1)?, &["--ignored"])?;
+    rows.iter().filter(|name| name.starts_with(KERNEL_TESTS)).map(|name| scenario(built, name, &[])).collect()
 }
 
 /// Tests of what [SECURITY.md](../../SECURITY.md) promises, those that take long as well.

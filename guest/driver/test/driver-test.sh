@@ -17,8 +17,8 @@
 #   STAGES  which of checker, events, hostile, distances, devices, hotplug, reload, readers, safe, moves (all)
 #   HOSTILE which malformed publications, a regular expression for their names (all)
 #   MODULE  vnuma.ko in the guest, to be unloaded and loaded again (empty: left out)
-#   READERS  vnuma-readers.ko in the guest (/root/vnuma-readers.ko), and seconds that it runs for
-#   READ_S   (10)
+#   READERS  vnuma-readers.ko in the guest (/root/vnuma-readers.ko)
+#   READ_S   seconds that it runs for (10)
 #   AFFINITY  vnuma-affinity in the guest (/root/vnuma-affinity)
 #
 # Exit status 0 if nothing was wrong. The last line has the latencies.
@@ -566,20 +566,21 @@ readers_saw() {
 # What reads the maps without a lock finds CPUs in them at any time, whatever moves and however far
 # away the nodes are.
 readers() {
-	local until moved=0 what rounds before
-	before=$(guest cat /sys/devices/system/node/node0/distance)
-	before=${before//$'\r'/}
-	before=${before#10 }
-	before=${before%% *}
+	local until moved=0 what rounds from to before
+	before=$(guest sh -c 'cat /sys/devices/system/node/node*/distance' | tr -d '\r')
 	guest insmod "$READERS" || { fail "insmod $READERS"; return; }
 	until=$((SECONDS + READ_S))
 	while ((SECONDS < until || moved < 8)); do
-		((moved % 4)) || random_distances
-		case $((RANDOM % 3)) in
-		0) single_move ;;
-		1) random_map ;;
-		2) all_on $((RANDOM % NODES)) ;;
-		esac
+		if [[ $(attribute mode) == safe ]]; then
+			all_but_first
+		else
+			((moved % 4)) || random_distances
+			case $((RANDOM % 3)) in
+			0) single_move ;;
+			1) random_map ;;
+			2) all_on $((RANDOM % NODES)) ;;
+			esac
+		fi
 		publish "$map"
 		moved=$((moved + 1))
 	done
@@ -589,7 +590,11 @@ readers() {
 		[[ $(readers_saw $what) == 0 ]] || fail "readers: $what $(readers_saw $what)"
 	done
 	guest rmmod vnuma_readers || fail "rmmod vnuma_readers"
-	set_distances "$before"
+	for ((from = 0; from < NODES; from++)); do
+		for ((to = 0; to < NODES; to++)); do
+			host "distance $from $to $(sed -n "$((from + 1))p" <<<"$before" | cut -d ' ' -f $((to + 1)))"
+		done
+	done
 	publish "$map"
 	check_now "after readers"
 	echo "readers: $moved publications, $rounds rounds of readers"

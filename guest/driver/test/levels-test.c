@@ -21,13 +21,17 @@
 #define ROUNDS		4000
 #define GFP_KERNEL	0
 #define LOCAL_DISTANCE	10
-#define N_CPU		0
+#define N_ONLINE	0
 
 static unsigned int seed;
 
 struct cpumask {
 	unsigned long bits;
 };
+
+static nodemask_t node_states[1];
+static struct cpumask all_cpus = { (1UL << NR_CPUS) - 1 };
+static const struct cpumask *cpu_online_mask = &all_cpus;
 
 static struct cpumask node_cpus[NR_NODES];
 static u8 distance_table[NR_NODES][NR_NODES];
@@ -48,7 +52,14 @@ static void *allocate(size_t count, size_t size)
 #define kstrdup(text, flags)		strdup(text)
 #define cpumask_size()			sizeof(struct cpumask)
 #define cpumask_of_node(node)		(&node_cpus[node])
-#define for_each_online_node(node)	for ((node) = 0; (node) < NR_NODES; (node)++)
+#define for_each_online_node(node)	for_each_node_mask(node, node_states[N_ONLINE])
+#define for_each_node_mask(node, mask)						\
+	for ((node) = 0; (node) < NR_NODES; (node)++)				\
+		if ((mask).bits >> (node) & 1)
+#define node_set(node, mask)		((mask).bits |= 1UL << (node))
+#define NODE_MASK_NONE			((nodemask_t){ 0 })
+#define cpumask_empty(mask)		(!(mask)->bits)
+#define cpumask_subset(a, b)		(!((a)->bits & ~(b)->bits))
 #define node_distance(a, b)		((int)distance_table[a][b])
 #define swap(a, b)							\
 	do { __typeof__(a) kept = (a); (a) = (b); (b) = kept; } while (0)
@@ -94,6 +105,8 @@ struct sched_domain_topology_level {
 static void assigned(void);
 static void synchronize_rcu(void);
 static void call_rcu(struct rcu_head *head, void (*func)(struct rcu_head *head));
+static unsigned long get_state_synchronize_rcu(void);
+static void cond_synchronize_rcu(unsigned long since);
 
 /* What it runs with is of the kernel's, so each of these is a moment at which it can be read. */
 #define rcu_assign_pointer(pointer, value)	do { (pointer) = (value); assigned(); } while (0)
@@ -113,41 +126,72 @@ static struct sched_domain_topology_level *now, *below;
 static struct sched_domain_topology_level smt[2] = { { .mask = smt } };
 
 /* What readers may have loaded since the last grace period began. */
-#define MOST_SEEN	64
+#define MOST_SEEN	256
 static struct cpumask ***seen_masks[MOST_SEEN];
-static int seen_levels[MOST_SEEN], seen;
+static int seen_levels[MOST_SEEN], seen_node_levels[MOST_SEEN], seen;
+static int *seen_distances[MOST_SEEN], *seen_node_distances[MOST_SEEN];
+/* Nodes that readers know to have CPUs (N_CPU) when they load these masks, or knew before. */
+static nodemask_t seen_nodes[MOST_SEEN], with_cpus;
 static struct rcu_head *waiting;
-static unsigned long all_cpus;
+static unsigned long grace_periods;
 
-/* As hop_cmp() and sched_numa_find_nth_cpu() do: masks first, then how many there are. */
+/* N_CPU, masks and then how many there are: sched_numa_find_nth_cpu(). @node: one that has CPUs. */
+static void find_all(struct cpumask ***of, int nr, int node)
+{
+	expect(of[nr - 1][node] && of[nr - 1][node]->bits == all_cpus.bits);
+}
+
+/* In any order, as sched_numa_hop_mask() does. */
 static void read_all(struct cpumask ***of, int nr)
 {
 	int level, node;
 
-	for (node = 0; node < NR_NODES; node++) {
-		for (level = 0; level < nr; level++)
-			expect(!(of[level][node]->bits & ~all_cpus));
-		expect(of[nr - 1][node]->bits == all_cpus);
-	}
+	for (level = 0; level < nr; level++)
+		for (node = 0; node < NR_NODES; node++)
+			expect(!of[level][node] ||
+			       !(of[level][node]->bits & ~all_cpus.bits));
+}
+
+/* find_numa_distance(), by the distances of levels until 6.17. */
+static void read_distances(const int *of, int nr)
+{
+	int i;
+
+	for (i = 0; i < nr; i++)
+		expect(of[i] >= LOCAL_DISTANCE);
 }
 
 static void assigned(void)
 {
-	int i;
+	int i, node;
 
 	if (!nr_levels)
 		return;
-	expect(masks);
-	expect(seen < MOST_SEEN);
+	expect(masks && seen < MOST_SEEN);
 	seen_masks[seen] = masks;
+	seen_nodes[seen] = with_cpus;
+	if (seen)
+		seen_nodes[seen].bits |= seen_nodes[seen - 1].bits;
+	seen_distances[seen] = distances;
+	seen_node_distances[seen] = node_distances;
+	seen_node_levels[seen] = nr_node_levels;
 	seen_levels[seen++] = nr_levels;
-	for (i = 0; i < seen; i++)
+	for (i = 0; i < seen; i++) {
+		read_distances(seen_distances[i], nr_levels);
+		read_distances(distances, seen_levels[i]);
+		read_distances(seen_node_distances[i], nr_node_levels);
+		read_distances(node_distances, seen_node_levels[i]);
+		for_each_node_mask(node, seen_nodes[i])
+			find_all(seen_masks[i], nr_levels, node);
 		read_all(seen_masks[i], nr_levels);
+		read_all(masks, seen_levels[i]);
+	}
 }
 
 static void synchronize_rcu(void)
 {
 	seen = 0;
+	grace_periods++;
 	while (waiting) {
 		struct rcu_head *head = waiting;
 
@@ -157,6 +201,17 @@ static void synchronize_rcu(void)
 	assigned();
 }
 
+static unsigned long get_state_synchronize_rcu(void)
+{
+	return grace_periods + 1;
+}
+
+static void cond_synchronize_rcu(unsigned long since)
+{
+	if (grace_periods < since)
+		synchronize_rcu();
+}
+
 static void call_rcu(struct rcu_head *head, void (*func)(struct rcu_head *head))
 {
 	head->func = func;
@@ -164,16 +219,42 @@ static void call_rcu(struct rcu_head *head, void (*func)(struct rcu_head *head))
 	waiting = head;
 }
 
-bool vnuma_levels_complete(void);
-
+/* CPUs are on nodes that are online; these are some of all. */
 static void random_nodes(void)
 {
 	int cpu, node;
 
 	for (node = 0; node < NR_NODES; node++)
 		node_cpus[node].bits = 0;
-	for (cpu = 0; cpu < NR_CPUS; cpu++)
-		node_cpus[rand() % NR_NODES].bits |= 1UL << cpu;
+	for (cpu = 0; cpu < NR_CPUS; cpu++) {
+		do {
+			node = rand() % NR_NODES;
+		} while (!(node_states[N_ONLINE].bits >> node & 1));
+		node_cpus[node].bits |= 1UL << cpu;
+	}
+}
+
+static void set_cpu_nodes(void)
+{
+	int node;
+
+	for (node = 0; node < NR_NODES; node++) {
+		with_cpus.bits &= ~(1UL << node);
+		if (node_cpus[node].bits)
+			with_cpus.bits |= 1UL << node;
+	}
+}
+
+/* A node without CPUs comes, or goes: that takes longer than a grace period. */
+static void change_nodes(void)
+{
+	int node = rand() % NR_NODES;
+
+	if (node_cpus[node].bits || with_cpus.bits >> node & 1)
+		return;
+	if (node_states[N_ONLINE].bits >> node & 1)
+		synchronize_rcu();
+	node_states[N_ONLINE].bits ^= 1UL << node;
 }
 
 static void random_model(struct vnuma_model *model)
@@ -198,12 +279,12 @@ static void write_distances(const struct vnuma_model *model)
 			distance_table[from][to] = model->distance[from][to];
 }
 
-/* What the kernel's own levels would be. */
-static void compare(void)
+/* Levels of these nodes, by the maps as they are now. */
+static void compare(nodemask_t nodes)
 {
-	int level, node, other, count = 0;
+	int level, node, other, count = 0, farthest = LOCAL_DISTANCE;
 
-	for (node = 0; node < NR_NODES; node++) {
+	for_each_node_mask(node, nodes) {
 		for (level = 0; level < nr_levels; level++) {
 			unsigned long cpus = 0;
 
@@ -212,12 +293,14 @@ static void compare(void)
 					cpus |= node_cpus[other].bits;
 			expect(masks[level][node]->bits == cpus);
 		}
+		for (other = 0; other < NR_NODES; other++)
+			if (node_cpus[node].bits && node_cpus[other].bits)
+				farthest = max(farthest, node_distance(node, other));
 	}
 	for (level = 0; level < nr_levels; level++)
 		expect(distances[level] == node_distances[level] &&
 		       (!level || distances[level] > distances[level - 1]));
-	expect(nr_node_levels == nr_levels && most == distances[nr_levels - 1]);
-	expect(vnuma_levels_complete());
+	expect(nr_node_levels == nr_levels && most == farthest);
 	while (now[count].mask) {
 		expect(count < 1 || now[count].numa_level == count - 1);
 		count++;
@@ -232,20 +315,49 @@ static int numa_flags(void)
 	return 1;
 }
 
-/* Levels as the kernel makes them at boot, for the nodes that have CPUs: here without masks. */
+/* What the kernel does when a node gets its first CPU: sched_reset_numa(), sched_init_numa(). */
+static void kernel_builds(void)
+{
+	int level, node, other, nr = nr_levels;
+
+	nr_levels = 0;
+	if (distances != node_distances)
+		free(node_distances);
+	free(distances);
+	synchronize_rcu();
+	for (level = 0; masks && level < nr; level++) {
+		for (node = 0; node < NR_NODES; node++)
+			free(masks[level][node]);
+		free(masks[level]);
+	}
+	free(masks);
+	free(now);
+	set_cpu_nodes();
+	distances = unique_distances(NULL, &with_cpus, __node_distance, 0, &nr);
+	node_distances = distances;
+	nr_node_levels = nr;
+	masks = calloc(nr, sizeof(*masks));
+	now = calloc(nr + 2, sizeof(*now));
+	now[0] = smt[0];
+	for (level = 0; level < nr; level++) {
+		now[level + 1] = (struct sched_domain_topology_level){ .mask = smt, .numa_level = level };
+		masks[level] = calloc(NR_NODES, sizeof(**masks));
+		for_each_node_mask(node, with_cpus) {
+			masks[level][node] = calloc(1, sizeof(***masks));
+			for_each_node_mask(other, with_cpus)
+				if (node_distance(node, other) <= distances[level])
+					masks[level][node]->bits |= node_cpus[other].bits;
+		}
+	}
+	nr_levels = nr;
+	assigned();
+}
+
 static void boot(void)
 {
 	static struct vnuma_model model;
 
-	random_model(&model);
-	write_distances(&model);
-	random_nodes();
-	now = calloc(3, sizeof(*now));
-	now[0] = smt[0];
-	now[1] = (struct sched_domain_topology_level){ .mask = smt, .name = smt[0].name };
 	below = smt;
-	distances = calloc(1, sizeof(*distances));
-	node_distances = distances;
 	vnuma_symbols = (struct vnuma_symbols){
 		.sched_domains_numa_levels = &nr_levels,
 		.sched_domains_numa_distance = &distances,
@@ -258,54 +370,77 @@ static void boot(void)
 		.sched_numa_node_levels = &nr_node_levels,
 		.sched_numa_node_distance = &node_distances,
 	};
+	node_states[N_ONLINE].bits = 1 | rand() % (1 << NR_NODES);
+	random_model(&model);
+	write_distances(&model);
+	random_nodes();
+	kernel_builds();
 }
 
+/* As apply_fast.c does it. */
 static void publish(bool other_distances)
 {
 	static struct vnuma_model model;
 	struct vnuma_levels *levels;
+	nodemask_t nodes;
 
+	if (!vnuma_levels_complete()) {
+		levels = vnuma_levels_prepare(NULL);
+		expect(levels);
+		vnuma_levels_publish(levels);
+		expect(vnuma_levels_complete());
+	}
 	if (other_distances)
 		random_model(&model);
-	/* None of what fails changes anything; without memory nothing is lost. */
+	/* Whichever allocation fails, nothing is changed and nothing is lost. */
 	if (rand() % 4 == 0) {
-		failing_allocation = 1 + rand() % 8;
-		levels = vnuma_levels_prepare(other_distances ? &model : NULL);
-		expect(!levels || !failing_allocation || failing_allocation <= 8);
-		vnuma_levels_drop(levels);
+		failing_allocation = 1 + rand() % 40;
+		vnuma_levels_drop(vnuma_levels_prepare(other_distances ? &model : NULL));
 		failing_allocation = 0;
 	}
 	levels = vnuma_levels_prepare(other_distances ? &model : NULL);
 	expect(levels);
 	if (other_distances)
 		write_distances(&model);
+	nodes = node_states[N_ONLINE];
 	random_nodes();
+	/* Also before it is published. */
+	if (rand() % 4 == 0)
+		change_nodes();
 	vnuma_levels_publish(levels);
-	compare();
+	set_cpu_nodes();
+	assigned();
+	compare(nodes);
 }
 
 int main(void)
 {
 	int round;
 
-	all_cpus = (1UL << NR_CPUS) - 1;
 	for (seed = 1; seed <= 4; seed++) {
 		srand(seed);
 		boot();
-		publish(false);
 		for (round = 0; round < ROUNDS; round++) {
 			publish(rand() % 3 == 0);
-			if (seen > MOST_SEEN / 2)
+			if (rand() % 4 == 0)
+				change_nodes();
+			if (rand() % 8 == 0)
+				kernel_builds();
+			/* Now and then there is a grace period of somebody else's. */
+			if (rand() % 8 == 0 || seen > MOST_SEEN / 2)
 				synchronize_rcu();
 		}
 		vnuma_levels_finish();
 		free_masks(masks, nr_levels);
 		free(distances);
-		free(node_distances);
+		if (node_distances != distances)
+			free(node_distances);
 		free(now);
 		masks = NULL;
+		distances = NULL;
+		node_distances = NULL;
+		now = NULL;
 		nr_levels = 0;
-		nr_node_levels = 0;
 		seen = 0;
 	}
 	free(level_name);

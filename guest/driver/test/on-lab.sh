@@ -7,13 +7,15 @@
 #
 #	on-lab.sh [ROUNDS [LOAD_SECONDS [KERNEL]]]
 #
-# STAGES, HOSTILE, NODES, SEED and READ_S of the environment are driver-test.sh's.
+# STAGES, HOSTILE, NODES, SEED and READ_S of the environment are driver-test.sh's. MODE is
+# how the module is loaded (auto), APPEND words for the guest's kernel.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 vm=driver-test
 chmod +x "$here/vnuma-check" "$here/vnuma-affinity" "$here/vnuma-fake-host"
 
-lab-vm start $vm --kernel "${3:-6.12}" --nodes "${NODES:-2}" --vcpus 4 --memory 512M
+lab-vm start $vm --kernel "${3:-6.12}" --nodes "${NODES:-2}" --vcpus 4 --memory 512M \
+	--append "${APPEND:-}"
 trap 'lab-vm stop $vm' EXIT
 # dash runs no EXIT trap when a signal ends it.
 trap 'exit 129' HUP
@@ -22,7 +24,7 @@ trap 'exit 143' TERM
 for file in vnuma.ko vnuma-readers.ko vnuma-check vnuma-affinity; do
 	lab-vm put $vm "$here/$file" "/root/$file"
 done
-lab-vm exec $vm -- insmod /root/vnuma.ko
+lab-vm exec $vm -- insmod /root/vnuma.ko mode="${MODE:-auto}"
 GUEST="lab-vm exec $vm --" QMP=/run/lab-vm/$vm/ctl.sock MODULE=/root/vnuma.ko AFFINITY=/root/vnuma-affinity \
 	VCPUS=4 NODES="${NODES:-2}" ROUNDS="${1:-60}" LOAD="${2:-0}" \
 	bash "$here/driver-test.sh"

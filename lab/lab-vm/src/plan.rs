@@ -44,6 +44,9 @@ pub struct Request {
     /// Give every node a virtio-mem device (`vmem0` and on) of this size, such as 512M, of which nothing is plugged
     #[arg(long, value_name = "SIZE", conflicts_with = "uma")]
     pub pluggable: Option<Memory>,
+    /// Add these words to the kernel's command line, such as preempt=full
+    #[arg(long, value_name = "WORDS")]
+    pub append: Option<String>,
     /// Connect it to the network of the lab's servers
     #[arg(long)]
     pub network: bool,
@@ -220,6 +223,7 @@ mod tests {
             uma: false,
             spare_slots: false,
             pluggable: None,
+            append: None,
             network: false,
             devices: Vec::new(),
         }

@@ -23,6 +23,8 @@ pub struct Files<'a> {
     pub root: &'a Path,
     /// The VM's directory.
     pub directory: &'a Path,
+    /// More words for the kernel.
+    pub append: &'a str,
 }
 
 /// The options of the machine itself, in groups that make readable lines.
@@ -91,7 +93,7 @@ pub fn passed_through(devices: &[String]) -> Vec<Vec<String>> {
 
 /// The options of what every VM of the lab has: disk, console, agent, monitors.
 pub fn surroundings(cid: u32, files: &Files<'_>, nic: Option<&Nic>) -> Vec<Vec<String>> {
-    let Files { kernel, initrd, root, directory } = files;
+    let Files { kernel, initrd, root, directory, append } = files;
     let path = |file: &str| directory.join(file).display().to_string();
     let mut lines = vec![
         "-nodefaults -no-user-config -display none -no-reboot".into(),
@@ -121,7 +123,9 @@ pub fn surroundings(cid: u32, files: &Files<'_>, nic: Option<&Nic>) -> Vec<Vec<S
     let mut groups = words(&lines);
     groups.push(vec![
         "-append".into(),
-        format!("console=ttyS0 quiet panic=-1 {KERNEL_ECONOMY} vnuma.role=guest{address}"),
+        format!("console=ttyS0 quiet panic=-1 {KERNEL_ECONOMY} vnuma.role=guest{address} {append}")
+            .trim_end()
+            .to_owned(),
     ]);
     groups
 }
@@ -168,6 +172,7 @@ mod tests {
             initrd: path("/i"),
             root: path("/dev/vda"),
             directory: path("/run/lab-vm/a"),
+            append: if homes { "preempt=full" } else { "" },
         };
         let nic = Nic { tap: "vm7".into(), mac: "52:54:00:77:01:07".into(), address: "10.77.1.7/16".into() };
         let groups = [machine("a", &plan), surroundings(7, &files, homes.then_some(&nic))].concat();
@@ -189,7 +194,7 @@ mod tests {
             "guest-cid=7",
             "-netdev tap,id=lan,ifname=vm7,",
             "mac=52:54:00:77:01:07",
-            "vnuma.role=guest vnuma.address=10.77.1.7/16",
+            "vnuma.role=guest vnuma.address=10.77.1.7/16 preempt=full",
             "unix:/run/lab-vm/a/qmp.sock,server=on,wait=off",
         ] {
             assert!(line.contains(part), "{part} is not in {line}");

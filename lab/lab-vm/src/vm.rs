@@ -143,12 +143,18 @@ fn lock() -> Result<Flock<File>> {
 
 /// Starts QEMU, pins its vCPU threads and lets it go.
 fn launch(request: &Request, machine: &Machine, cid: u32, kernel: &Path, verbose: bool) -> Result<()> {
-    let Request { name, network, .. } = request;
+    let Request { name, network, append, .. } = request;
     let directory = directory(name);
     let (vmlinux, initrd) = (kernel.join("vmlinux"), kernel.join("initrd"));
     let nic = if *network { Some(Nic::new(cid)?) } else { None };
     let root = place::root_disk();
-    let files = Files { kernel: &vmlinux, initrd: &initrd, root: &root, directory: &directory };
+    let files = Files {
+        kernel: &vmlinux,
+        initrd: &initrd,
+        root: &root,
+        directory: &directory,
+        append: append.as_deref().unwrap_or_default(),
+    };
     let groups = [machine.options(request), qemu::surroundings(cid, &files, nic.as_ref())].concat();
     if verbose {
         println!("{}", readable(&groups));

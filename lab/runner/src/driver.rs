@@ -143,7 +143,8 @@ fn install(from: &Path, result: &Path) -> Result<(), DriverError> {
     remove_tree(&temporary).map_err(file_error(&temporary))?;
     fs::create_dir_all(temporary.join("test")).map_err(file_error(&temporary))?;
     let scratch = ScratchDir::from_path(temporary.clone());
-    for (module, to) in [("vnuma.ko", "vnuma.ko"), ("test/readers/vnuma-readers.ko", "test/vnuma-readers.ko")] {
+    for (module, to) in [("vnuma.ko", "vnuma.ko"), ("test/readers/vnuma-readers.ko", "test/vnuma-readers.ko")]
+    {
         fs::copy(from.join(module), temporary.join(to)).map_err(file_error(&from.join(module)))?;
     }
     let tests = from.join("test");

@@ -22,6 +22,10 @@ typedef int64_t ktime_t;
 typedef struct cpumask *cpumask_var_t;
 struct mutex;
 
+typedef struct {
+	unsigned long bits;
+} nodemask_t;
+
 #define __percpu
 #define scnprintf	snprintf
 #define ARRAY_SIZE(a)	(sizeof(a) / sizeof((a)[0]))

@@ -1,7 +1,7 @@
 //! The guest driver by itself, on real KVM: no vnumad, a fake host publishes. What is tested stands in
 //! `guest/driver/test/driver-test.sh`; this runs it on a lab server.
 
-use crate::{Job, run, soak_rounds};
+use crate::{Job, run, soak_rounds, soak_seconds};
 use std::path::Path;
 use vnuma_lab_runner::driver;
 
@@ -12,6 +12,7 @@ const HOSTILE: &str = "slots that overlap|torn generation|unknown required secti
 /// Of a soak: random publications, and seconds that processes are busy meanwhile.
 const ROUNDS: &str = "500";
 const LOAD_SECONDS: &str = "1800";
+const READ_SECONDS: &str = "600";
 
 #[test]
 #[ignore = "takes an hour: make soak"]
@@ -28,6 +29,42 @@ fn dkms_builds_the_driver_for_each_kernel() {
     for kernel in ["6.12", "6.1", "7.3"] {
         driver::build_with_dkms(kernel).unwrap_or_else(|error| panic!("{error}"));
     }
+}
+
+/// The kernel's maps change as fast as the guest acknowledges, while a module of the guest reads them as drivers do.
+/// A row: kernel, mode of the driver, nodes of the guest, words for its kernel.
+fn maps_are_read_while_they_change(kernel: &str, mode: &str, nodes: &str, append: &str) {
+    let seconds = soak_seconds().unwrap_or_else(|| READ_SECONDS.to_owned());
+    let env =
+        [("STAGES", "readers"), ("MODE", mode), ("NODES", nodes), ("APPEND", append), ("READ_S", &seconds)];
+    run("2n4c", &[job(kernel, &["1", "0", kernel], &env)]);
+}
+
+macro_rules! rows {
+    ($($name:ident: $($value:literal)*;)*) => {
+        /// Each row of `make soak NAME=kernel`.
+        mod kernel {
+            $(
+                #[test]
+                #[ignore = "takes ten minutes: make soak NAME=kernel"]
+                fn $name() {
+                    super::maps_are_read_while_they_change($($value),*);
+                }
+            )*
+        }
+    };
+}
+
+rows! {
+    fast_6_1: "6.1" "fast" "2" "";
+    fast_6_1_preempt_full: "6.1" "fast" "4" "preempt=full";
+    safe_6_1: "6.1" "safe" "2" "";
+    fast_6_12: "6.12" "fast" "2" "";
+    fast_6_12_preempt_full: "6.12" "fast" "4" "preempt=full";
+    safe_6_12: "6.12" "safe" "2" "";
+    fast_7_3: "7.3" "fast" "2" "";
+    fast_7_3_preempt_full: "7.3" "fast" "4" "preempt=full";
+    safe_7_3: "7.3" "safe" "2" "";
 }
 
 /// What of it `make test` has time for.
