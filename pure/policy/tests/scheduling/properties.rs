@@ -106,6 +106,62 @@ fn adaptive_bounds_change_what_a_vcpu_is() {
     assert_eq!(kind_after(false, 20), (Some(VcpuType::Friendly), false));
 }
 
+/// In which periods vCPUs of VMs that never change were moved, while another VM does what it likes to caches and CPUs: by period and
+/// vCPU a kind of misses, how many, and whether it is idle.
+fn moves_of_others(
+    (caches, cpus): (u32, u32),
+    victims: u64,
+    abuse: &[Vec<(u64, u64, bool)>],
+    pinned: Option<u32>,
+    settings: Settings,
+) -> Vec<u32> {
+    let mut world = World::new(&host(1, caches, cpus), CpuSet::new(), Policy::Vprobe, settings);
+    let narrow = world.mask((0..cpus).collect());
+    for vcpu in 0..6 {
+        let at = world.add(0, vcpu, vcpu % (caches * cpus), friendly(1));
+        world.vcpus[at].reach = if pinned == Some(vcpu % 2) { narrow } else { 0 };
+    }
+    for vm in 1..=victims {
+        let cpu = vm as u32 % (caches * cpus);
+        let at =
+            world.add(vm, 0, cpu, Counts { llc_misses: 100, accesses: vec![100], ..fitting(&[1_000_000]) });
+        world.vcpus[at].entitled_ns = PERIOD_NS / 20;
+    }
+    (0..60).for_each(|_| drop(world.period()));
+    let mut moves = Vec::new();
+    for (now, period) in abuse.iter().enumerate() {
+        for (vcpu, &(shape, amount, idle)) in world.vcpus.iter_mut().zip(period) {
+            let misses = [0, 1_000, 50_000, 1_000_000][shape as usize] * amount;
+            vcpu.counts = Some(if misses > 0 { thrashing(&[misses]) } else { friendly(1) });
+            vcpu.entitled_ns = if idle { 0 } else { PERIOD_NS / 1000 * amount };
+        }
+        let steps = world.period().steps;
+        moves.extend(steps.iter().filter(|step| step.key.vm != 0).map(|_| now as u32));
+    }
+    moves
+}
+
+/// Others have left the cache since a vCPU wanted to leave it: it stays, though a vCPU of the VM that they flee would gain by its place.
+#[test]
+fn a_vcpu_that_would_lose_changes_places_with_none() {
+    let abuse: [[(u64, u64, bool); 6]; 10] = [
+        [(0, 0, false), (0, 0, false), (0, 0, false), (0, 0, false), (3, 381, false), (0, 0, false)],
+        [(1, 355, false), (0, 0, false), (3, 244, false), (0, 0, false), (3, 392, false), (1, 1, false)],
+        [(0, 0, false), (0, 0, false), (1, 1, false), (3, 162, false), (1, 1, false), (3, 562, true)],
+        [(0, 390, false), (1, 652, false), (2, 963, false), (3, 128, true), (1, 558, true), (0, 180, true)],
+        [(1, 579, false), (3, 598, true), (1, 873, false), (1, 112, true), (0, 608, true), (1, 599, false)],
+        [(3, 917, true), (0, 302, true), (3, 793, true), (0, 840, true), (2, 2, false), (2, 0, false)],
+        [(3, 365, false), (0, 219, false), (3, 768, true), (0, 993, false), (1, 893, false), (0, 793, true)],
+        [(2, 16, true), (1, 878, true), (0, 238, false), (1, 557, true), (3, 852, true), (2, 796, true)],
+        [(1, 92, false), (2, 220, false), (3, 162, false), (2, 472, false), (2, 682, false), (1, 603, false)],
+        [(0, 229, false), (3, 533, true), (1, 526, false), (0, 355, true), (2, 969, true), (3, 0, false)],
+    ];
+    let settings =
+        Settings { budget: 3, budget_rest_periods: 17, burst: 4, rest_periods: 1, ..Settings::default() };
+    let moves = moves_of_others((3, 2), 6, &abuse.map(Vec::from), None, settings);
+    assert!(moves.len() <= 3, "{moves:?}");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
@@ -205,28 +261,7 @@ proptest! {
         let settings = Settings {
             budget, budget_rest_periods: budget_rest, burst: 4, rest_periods: rest, ..Settings::default()
         };
-        let mut world = World::new(&host(1, caches, cpus), CpuSet::new(), Policy::Vprobe, settings);
-        let narrow = world.mask((0..cpus).collect());
-        for vcpu in 0..6 {
-            let at = world.add(0, vcpu, vcpu % (caches * cpus), friendly(1));
-            world.vcpus[at].reach = if pinned == Some(vcpu % 2) { narrow } else { 0 };
-        }
-        for vm in 1..=victims {
-            let cpu = vm as u32 % (caches * cpus);
-            let at = world.add(vm, 0, cpu, Counts { llc_misses: 100, accesses: vec![100], ..fitting(&[1_000_000]) });
-            world.vcpus[at].entitled_ns = PERIOD_NS / 20;
-        }
-        (0..60).for_each(|_| drop(world.period()));
-        let mut moves = Vec::new();
-        for (now, period) in abuse.iter().enumerate() {
-            for (vcpu, &(shape, amount, idle)) in world.vcpus.iter_mut().zip(period) {
-                let misses = [0, 1_000, 50_000, 1_000_000][shape as usize] * amount;
-                vcpu.counts = Some(if misses > 0 { thrashing(&[misses]) } else { friendly(1) });
-                vcpu.entitled_ns = if idle { 0 } else { PERIOD_NS / 1000 * amount };
-            }
-            let steps = world.period().steps;
-            moves.extend(steps.iter().filter(|step| step.key.vm != 0).map(|_| now as u32));
-        }
+        let moves = moves_of_others((caches, cpus), victims, &abuse, pinned, settings);
         for (first, from) in moves.iter().enumerate() {
             for (last, to) in moves.iter().enumerate().skip(first) {
                 let bound = budget + (to - from + 1) / budget_rest;

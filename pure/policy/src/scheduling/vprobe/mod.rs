@@ -277,6 +277,10 @@ impl Round<'_> {
             let costs = self.costs(at);
             let gain = costs.here - self.domains.time_at(at, &self.histories[at], to);
             let enough = costs.here * self.settings.min_gain;
+            // Others have moved since it was proposed: it may lose by it now, and its partner would be the only one that gains.
+            if gain <= enough {
+                continue;
+            }
             // It may have been left out because a budget is used up.
             let Some(reason) = self.reason(at, &costs, to) else { continue };
             let mut partner = None::<(f64, usize)>;
