@@ -635,7 +635,12 @@ mod tests {
         let last = UnixStream::connect(path).unwrap();
         assert_eq!(first_of(&last), -1);
         assert!(!closed(&refused) && !idle.iter().any(closed));
-        let open = theirs.iter().filter(|stream| !closed(stream)).count();
-        assert!(open <= 2 * PER_USER, "one user keeps {open} open");
+        // Those that are too many are closed after the last one was answered, if that came between two of them.
+        let until = Instant::now() + READ_LIMIT;
+        let open = || theirs.iter().filter(|stream| !closed(stream)).count();
+        while open() > 2 * PER_USER {
+            assert!(Instant::now() < until, "one user keeps {} open", open());
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 }
