@@ -204,8 +204,8 @@ static void share_cache(cpumask_var_t __percpu *map, u32 (*id)(int cpu),
 }
 
 /*
- * After the levels, which have masks for nodes without CPUs as well: whoever finds that a
- * node has CPUs finds them in its masks (sched_numa_find_nth_cpu()).
+ * Call after the levels are published. A reader that finds that a node has CPUs looks for
+ * them in the masks of that node (sched_numa_find_nth_cpu()).
  */
 static void set_cpu_nodes(void)
 {

@@ -81,9 +81,9 @@ static bool were_fewer;
 /**
  * vnuma_levels_complete - have all online nodes masks, with all CPUs in the last one?
  *
- * The kernel may have made them anew since the last publication: when a CPU comes or
- * goes, or when it gives up taking one offline, which it tells nobody of. A CPU that comes
- * online is not put into those of nodes without CPUs. Call with cpus_read_lock() and
+ * The kernel may have rebuilt them since the last publication: when a CPU comes or goes, or
+ * when it gives up taking one offline, for which there is no notification. It does not add a
+ * CPU that comes online to the masks of nodes without CPUs. Call with cpus_read_lock() and
  * sched_domains_mutex held.
  */
 bool vnuma_levels_complete(void)

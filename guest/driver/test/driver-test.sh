@@ -115,6 +115,15 @@ all_on() {
 	map=${list#,}
 }
 
+# In $map: one vCPU moves, any of them, or all to one node.
+random_move() {
+	case $((RANDOM % 4)) in
+	0 | 1) single_move ;;
+	2) random_map ;;
+	3) all_on $((RANDOM % NODES)) ;;
+	esac
+}
+
 # Waits until the guest has refused so many publications: a busy machine takes its time.
 await_refused() {
 	local try
@@ -336,11 +345,7 @@ events() {
 moves() {
 	local round
 	for ((round = 0; round < ROUNDS; round++)); do
-		case $((RANDOM % 4)) in
-		0 | 1) single_move ;;
-		2) random_map ;;
-		3) all_on $((RANDOM % NODES)) ;;
-		esac
+		random_move
 		publish "$map"
 		check_now "round $round"
 	done
@@ -575,11 +580,7 @@ readers() {
 			all_but_first
 		else
 			((moved % 4)) || random_distances
-			case $((RANDOM % 3)) in
-			0) single_move ;;
-			1) random_map ;;
-			2) all_on $((RANDOM % NODES)) ;;
-			esac
+			random_move
 		fi
 		publish "$map"
 		moved=$((moved + 1))

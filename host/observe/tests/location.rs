@@ -451,7 +451,7 @@ fn a_thread_that_is_passed_over_makes_an_event_at_its_end_only() {
     watcher.pass_over(mover.tid, true);
     let tid = mover.tid;
     mover.end();
-    // The kernel reports the end after whoever has joined the thread goes on.
+    // The kernel reports the end of a thread only after join() may have returned.
     let (began, mut events) = (Instant::now(), Vec::new());
     while events.is_empty() && began.elapsed() < HANG {
         thread::sleep(INTERVAL);
