@@ -18,6 +18,8 @@ use std::time::Duration;
 use vnuma_process::{Class, read_class};
 use vnuma_scenario::{HANG_LIMIT, Nodes, Process, Vm, output, vnumactl, wait_for};
 
+/// CPUs of the server that VMs have.
+const OF_VMS: &str = "1-3";
 /// Packages of a lower version, which the manuals' commands install, and of this one; and what DKMS has made of this one's.
 const BEFORE: &str = "/root/packages/before";
 const NOW: &str = "/root/packages/now";
@@ -249,9 +251,14 @@ fn scheduled(vm: &Vm) -> Result<()> {
         let has = |tid: &i32| read_class(*tid).map(|found| found == class);
         Ok(vm.threads.iter().map(has).collect::<Result<Vec<_>, _>>()?.into_iter().all(|has| has))
     };
+    // The only CPU of node 0 that VMs have pins a vCPU, which policies leave alone then.
+    for tid in &vm.threads {
+        output("taskset", &["-p", "-c", OF_VMS, &tid.to_string()])?;
+    }
     output("systemctl", &["start", SCHEDULER])?;
     vnumactl(&["policy", VM, "--set", "vprobe"])?;
     wait_for("scx_vnuma to have the vCPUs", HANG_LIMIT, || all_have(Class::Ext))
+        .with_context(|| format!("vnumactl policy: {:#?}", vnumactl(&["policy", VM])))
         .with_context(|| status(SCHEDULER))
         .with_context(|| status(UNIT))?;
     vnumactl(&["policy", VM, "--set", "off"])?;
