@@ -165,11 +165,13 @@ fn served_by_the_next(vm: &Vm) -> Result<()> {
 fn killed_before_qemu_reads(vm: &Vm) -> Result<()> {
     let (qemu, main) = (Pid::from_raw(vm.pid), property(UNIT, "MainPID")?);
     let processes = format!("/sys/fs/cgroup{}/cgroup.procs", property(UNIT, "ControlGroup")?);
-    // Those of the unit, but for vnumad.
-    let child = || -> Result<Option<String>> {
+    let all = || -> Result<BTreeSet<String>> {
         let all = fs::read_to_string(&processes).with_context(|| processes.clone())?;
-        Ok(all.lines().find(|pid| *pid != main).map(str::to_owned))
+        Ok(all.lines().map(str::to_owned).collect())
     };
+    // vnumad, and the process that forks its children, which ends with it.
+    let before = all()?;
+    let child = || -> Result<Option<String>> { Ok(all()?.difference(&before).next().cloned()) };
     let mut caught = None;
     for _ in 0..ATTEMPTS {
         let attach = vnumactl_command(&["attach", NAME]).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
