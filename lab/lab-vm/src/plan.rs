@@ -26,9 +26,12 @@ pub struct Request {
     /// Guest nodes; node i is bound to the i-th node of the server, beginning again after the last
     #[arg(long, value_name = "N", conflicts_with = "uma")]
     pub nodes: Option<usize>,
-    /// vCPUs, each a socket, dealt to the nodes in order
+    /// vCPUs, dealt to the nodes in order
     #[arg(long, value_name = "N")]
     pub vcpus: Option<usize>,
+    /// Cores of a socket, which share a cache; a node has whole sockets
+    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with_all = ["uma", "spare_slots"])]
+    pub cores: usize,
     /// Memory of all nodes together, such as 768M or 1G
     #[arg(long, value_name = "SIZE", default_value = "512M")]
     pub memory: Memory,
@@ -63,6 +66,8 @@ pub struct Plan {
     pub nodes: Vec<GuestNode>,
     /// Whether the guest has NUMA nodes.
     pub numa: bool,
+    /// Cores of a socket.
+    pub cores: usize,
     /// Size of the virtio-mem device of each node, MiB; 0: there are none.
     pub pluggable_mib: usize,
     /// Distances, row = from, column = to.
@@ -114,6 +119,16 @@ pub enum PlanError {
     /// A node would be without vCPU.
     #[error("--vcpus {vcpus}: expected at least {nodes}, one for each of the guest nodes")]
     FewVcpus {
+        /// vCPUs.
+        vcpus: usize,
+        /// Guest nodes.
+        nodes: usize,
+    },
+    /// A socket would be on two nodes.
+    #[error("--cores {cores}: each of the {nodes} guest nodes must have whole sockets of the {vcpus} vCPUs")]
+    Sockets {
+        /// Cores of a socket.
+        cores: usize,
         /// vCPUs.
         vcpus: usize,
         /// Guest nodes.
@@ -174,6 +189,11 @@ pub fn plan(request: &Request, host: &[HostNode]) -> Result<Plan, PlanError> {
     if vcpus < nodes {
         return Err(PlanError::FewVcpus { vcpus, nodes });
     }
+    let cores = request.cores;
+    range("--cores", cores, 1, vcpus)?;
+    if (0..nodes).any(|node| !((node + 1) * vcpus / nodes).is_multiple_of(cores)) {
+        return Err(PlanError::Sockets { cores, vcpus, nodes });
+    }
     let bound = !request.unbound && !request.uma && !host.is_empty();
     let home = |node: usize| bound.then(|| &host[node % host.len()]);
     let memory_mib = request.memory.mib / nodes / MEMORY_STEP_MIB * MEMORY_STEP_MIB;
@@ -193,6 +213,7 @@ pub fn plan(request: &Request, host: &[HostNode]) -> Result<Plan, PlanError> {
     Ok(Plan {
         nodes: (0..nodes).map(guest_node).collect(),
         numa: !request.uma,
+        cores,
         pluggable_mib: request.pluggable.map_or(0, |memory| memory.mib),
         distances: (0..nodes).map(row).collect(),
     })
@@ -218,6 +239,7 @@ mod tests {
             kernel: "6.12".into(),
             nodes: None,
             vcpus: None,
+            cores: 1,
             memory: Memory { mib: 512 },
             unbound: false,
             uma: false,

@@ -30,7 +30,8 @@ pub struct Files<'a> {
 /// The options of the machine itself, in groups that make readable lines.
 pub fn machine(name: &str, plan: &Plan) -> Vec<Vec<String>> {
     let vcpus = plan.nodes.last().map_or(1, |node| node.vcpus.end);
-    let sockets = plan.nodes.iter().map(|node| node.vcpus.len() + node.spare.len()).sum::<usize>();
+    let most_vcpus = plan.nodes.iter().map(|node| node.vcpus.len() + node.spare.len()).sum::<usize>();
+    let (sockets, cores) = (most_vcpus / plan.cores, plan.cores);
     let memory: usize = plan.nodes.iter().map(|node| node.memory_mib).sum();
     let most = match plan.pluggable_mib {
         0 => String::new(),
@@ -41,8 +42,10 @@ pub fn machine(name: &str, plan: &Plan) -> Vec<Vec<String>> {
     let mut lines: Vec<String> = vec![
         format!("-name {name},debug-threads=on"),
         format!("-machine {machine} -accel kvm -cpu host"),
-        // One socket per vCPU: siblings and caches then never contradict a vCPU's node, whichever it is.
-        format!("-smp {vcpus},maxcpus={sockets},sockets={sockets},cores=1,threads=1 -m {memory}M{most}"),
+        // With one socket per vCPU siblings and caches never contradict a vCPU's node, whichever it is.
+        format!(
+            "-smp {vcpus},maxcpus={most_vcpus},sockets={sockets},cores={cores},threads=1 -m {memory}M{most}"
+        ),
     ];
     for (number, node) in plan.nodes.iter().enumerate() {
         let bind = node.home.as_ref().map(|home| format!(",host-nodes={},policy=bind", home.node));
@@ -139,7 +142,8 @@ fn numa(plan: &Plan) -> Vec<String> {
     let mut lines = Vec::new();
     for (number, node) in plan.nodes.iter().enumerate() {
         let mut line = format!("-numa node,nodeid={number},memdev=ram{number}");
-        for socket in node.vcpus.clone().chain(node.spare.clone()) {
+        for socket in node.vcpus.clone().chain(node.spare.clone()).step_by(plan.cores) {
+            let socket = socket / plan.cores;
             line.push_str(&format!(" -numa cpu,node-id={number},socket-id={socket}"));
         }
         lines.push(line);
@@ -165,7 +169,8 @@ mod tests {
         };
         let nodes = if numa { vec![node(0), node(1)] } else { vec![node(0)] };
         let pluggable_mib = if homes { 256 } else { 0 };
-        let plan = Plan { nodes, numa, pluggable_mib, distances: vec![vec![10, 21], vec![21, 10]] };
+        let distances = vec![vec![10, 21], vec![21, 10]];
+        let plan = Plan { nodes, numa, cores: 1, pluggable_mib, distances };
         let path = Path::new;
         let files = Files {
             kernel: path("/k"),
@@ -196,6 +201,25 @@ mod tests {
             "mac=52:54:00:77:01:07",
             "vnuma.role=guest vnuma.address=10.77.1.7/16 preempt=full",
             "unix:/run/lab-vm/a/qmp.sock,server=on,wait=off",
+        ] {
+            assert!(line.contains(part), "{part} is not in {line}");
+        }
+    }
+
+    #[test]
+    fn a_socket_of_several_cores_is_on_one_node() {
+        let node = |number: usize| GuestNode {
+            memory_mib: 256,
+            vcpus: 4 * number..4 * number + 4,
+            spare: 0..0,
+            home: None,
+        };
+        let distances = vec![vec![10, 21], vec![21, 10]];
+        let plan = Plan { nodes: vec![node(0), node(1)], numa: true, cores: 2, pluggable_mib: 0, distances };
+        let line = machine("a", &plan).concat().join(" ");
+        for part in [
+            "-smp 8,maxcpus=8,sockets=4,cores=2,threads=1",
+            "memdev=ram1 -numa cpu,node-id=1,socket-id=2 -numa cpu,node-id=1,socket-id=3 -numa dist",
         ] {
             assert!(line.contains(part), "{part} is not in {line}");
         }
