@@ -151,6 +151,10 @@ impl Run {
         if self.obeys {
             device.plugged_bytes = bytes;
         }
+        let (plugged, node) = (device.plugged_bytes, &mut self.description.guest_nodes[1]);
+        if node.memory.is_none() {
+            node.memory_bytes = plugged;
+        }
         Ok(())
     }
 
@@ -247,6 +251,25 @@ fn what_cannot_be_is_refused_and_nothing_is_asked() {
     run.step(Event::Hypervisor(run.vm.1, Report::Silent("qom-get".into(), PID)));
     assert!(run.resize(1026).expect_err("refused").contains("not connected"));
     assert!(run.asked.is_empty());
+}
+
+/// Its guest would take it away, and no vCPU could be published there any more.
+#[test]
+fn a_guest_node_that_booted_without_memory_keeps_a_block() {
+    let mut run = by_hand();
+    let node = &mut run.description.guest_nodes[1];
+    (node.memory, node.memory_bytes) = (None, 0);
+    run.resize(0).expect("it has none yet");
+    run.resize(64).expect("begun");
+    run.pass(2);
+    let refused = run.resize(0).expect_err("refused");
+    assert!(refused.ends_with("none of its vCPUs could move to it: it keeps 2048 KiB"), "{refused}");
+    assert_eq!(run.asked, [64]);
+    // Its home lacks all that it has.
+    run.free_kib = GIB_KIB / 4;
+    run.auto(0, Some(512)).expect("from now on");
+    run.pass(60);
+    assert_eq!((run.shown().1, run.asked.last()), (2, Some(&2)));
 }
 
 /// A VM is described before its size is changed.

@@ -41,6 +41,14 @@ pub enum ResizeObstacle {
         /// The memory that it booted with.
         boot_kib: u64,
     },
+    /// It would have no memory any more.
+    #[error(
+        "its guest would take a node without memory away, and none of its vCPUs could move to it: it keeps {block_kib} KiB"
+    )]
+    LastBlock {
+        /// Size of a block.
+        block_kib: u64,
+    },
     /// Its guest does not run.
     #[error("its guest does not run (`{0}`)")]
     NotRunning(String),
@@ -68,12 +76,14 @@ impl Vm {
         }
         match self.homing.sizes.get(&guest_node).and_then(|sizing| sizing.mode) {
             Some(SizeMode::Fixed) => None,
-            Some(SizeMode::Auto(bounds)) => Some(bounds),
+            Some(SizeMode::Auto(SizeBounds { least, most })) => {
+                Some(SizeBounds { least: least.max(self.kept_bytes(guest_node)), most })
+            }
             None if !settings.auto => None,
             None => {
                 let share = |permille: u64| (u128::from(most(&devices)) * u128::from(permille) / 1000) as u64;
                 Some(SizeBounds {
-                    least: share(settings.least_permille),
+                    least: share(settings.least_permille).max(self.kept_bytes(guest_node)),
                     most: share(settings.most_permille),
                 })
             }
@@ -140,9 +150,12 @@ impl World {
                 return Ok((SizeMode::Auto(SizeBounds { least: part(least)?, most: part(up_to)? }), None));
             }
         };
-        let block = devices.iter().map(|device| device.block_bytes).max().unwrap_or(1).max(1);
+        let block = vm.block_bytes(guest_node);
         if bytes % block != 0 {
             return Err(ResizeObstacle::Step { block_kib: block >> 10, boot_kib: boot >> 10 });
+        }
+        if bytes < vm.kept_bytes(guest_node) {
+            return Err(ResizeObstacle::LastBlock { block_kib: block >> 10 });
         }
         if vm.description.run_state != RunState::Running || vm.is_migrating() {
             let state = if vm.is_migrating() { "migrating" } else { vm.description.run_state.as_ref() };

@@ -62,6 +62,22 @@ impl Vm {
         })
     }
 
+    /// Sizes of what is plugged of a guest node are multiples of this, bytes.
+    pub(crate) fn block_bytes(&self, guest_node: GuestNodeId) -> u64 {
+        self.devices_of(guest_node).iter().map(|device| device.block_bytes).max().unwrap_or(1).max(1)
+    }
+
+    /// What stays plugged of a guest node, bytes. Linux takes a node offline that has neither memory nor CPUs
+    /// (`try_offline_node()`, mm/memory_hotplug.c), and one without boot memory may have lost its vCPUs by moves: none could
+    /// come back.
+    pub(crate) fn kept_bytes(&self, guest_node: GuestNodeId) -> u64 {
+        let plugged = sums(&self.devices_of(guest_node)).0;
+        match self.boot_bytes(guest_node) {
+            0 if plugged > 0 => self.block_bytes(guest_node),
+            _ => 0,
+        }
+    }
+
     /// The host node that plugged memory of a guest node comes from.
     pub fn plugs_from(&self, guest_node: GuestNodeId) -> Option<HostNodeId> {
         let bound = self.devices_of(guest_node).into_iter().find_map(|device| device.memory.bound_node());
