@@ -6,13 +6,13 @@
  * and up; here the CPU goes on running, tasks keep their affinity, and CPU 0 can
  * move as well. The order, with the kernel's file for each step:
  *
- *	cpus_read_lock, sched_domains_mutex
+ *	scx_enable_mutex, cpus_read_lock, mem_hotplug_lock, sched_domains_mutex
  *	distances, if the host publishes new ones		distances.c
- *	per moved CPU:
+ *	per moved CPU, if need be while all are stopped:	sched_ext.c; kernel/sched/ext/
  *	  cpu -> node, node -> cpus				maps.c; arch/x86/mm/numa.c
- *	  on the CPU itself, while the rest goes on: MSR_TSC_AUX
- *	  and GDT entry of the vDSO's getcpu			maps.c; arch/x86/kernel/cpu/common.c
  *	  APIC id -> node					arch/x86/mm/numa.c
+ *	on each of them, while the rest goes on: MSR_TSC_AUX
+ *	and GDT entry of the vDSO's getcpu			maps.c; arch/x86/kernel/cpu/common.c
  *	caches shared within a node only			arch/x86/kernel/smpboot.c
  *	NUMA levels and masks, all at once			levels.c; kernel/sched/topology.c
  *	N_CPU of all nodes					mm/vmstat.c
@@ -36,6 +36,7 @@
 #include <linux/node.h>
 #include <linux/nodemask.h>
 #include <linux/percpu.h>
+#include <linux/percpu-rwsem.h>
 #include <linux/rcupdate.h>
 #include <linux/sched.h>
 #include <linux/smp.h>
@@ -158,13 +159,6 @@ void vnuma_fast_finish(void)
 	vnuma_levels_finish();
 }
 
-static void move_online(struct vnuma_move *move)
-{
-	vnuma_maps_write(move);
-	start_switch(move->cpu);
-	set_apicid_node(move->cpu, move->to);
-}
-
 static u32 llc_id(int cpu)
 {
 	return per_cpu_llc_id(cpu);
@@ -181,27 +175,58 @@ static u32 l2c_id(int cpu)
  * different nodes share a cache, which is not true of the host then. So a CPU that
  * moved shares with those of its new node alone: only these, and those that it
  * shared with before, are looked at.
+ *
+ * Return: whether the CPU shares with others than before.
  */
-static void share_cache(cpumask_var_t __percpu *map, u32 (*id)(int cpu),
+static bool share_cache(cpumask_var_t __percpu *map, u32 (*id)(int cpu),
 			int cpu)
 {
 	int node = cpu_to_node(cpu), other;
+	bool changed = false;
 
 	if (id(cpu) == BAD_APICID)
-		return;
+		return false;
 	for_each_cpu(other, *per_cpu_ptr(map, cpu)) {
 		if (other == cpu || cpu_to_node(other) == node)
 			continue;
 		cpumask_clear_cpu(cpu, *per_cpu_ptr(map, other));
 		cpumask_clear_cpu(other, *per_cpu_ptr(map, cpu));
+		changed = true;
 	}
 	for_each_cpu_and(other, cpumask_of_node(node), cpu_online_mask) {
-		if (id(other) != id(cpu))
+		if (id(other) != id(cpu) || cpumask_test_cpu(other, *per_cpu_ptr(map, cpu)))
 			continue;
 		cpumask_set_cpu(cpu, *per_cpu_ptr(map, other));
 		cpumask_set_cpu(other, *per_cpu_ptr(map, cpu));
+		changed = true;
 	}
+	return changed;
 }
+
+#ifdef VNUMA_LLC_ID
+/*
+ * The rebuild of the domains gives a CPU without an id that of the CPUs that it shares the cache
+ * with, or a new one (build_sched_domains(), kernel/sched/topology.c). Before, the scheduler
+ * went by its domains. Call with sched_domains_mutex held.
+ */
+static void forget_llc_id(int cpu)
+{
+	int *its = per_cpu_ptr(vnuma_symbols.sd_llc_id, cpu), other;
+	int id = *its;
+
+	if (id < 0)
+		return;
+	WRITE_ONCE(*its, -1);
+	for_each_possible_cpu(other)
+		if (*per_cpu_ptr(vnuma_symbols.sd_llc_id, other) == id)
+			return;
+	cpumask_clear_cpu(id, *vnuma_symbols.sched_domains_llc_id_allocmask);
+}
+#else
+static void forget_llc_id(int cpu)
+{
+}
+#endif
 
 /*
  * Call after the levels are published. A reader that finds that a node has CPUs looks for
@@ -228,28 +253,49 @@ static bool find_move(const struct vnuma_model *topology, int cpu,
 	return move->to != NUMA_NO_NODE && move->to != move->from;
 }
 
-/*
- * @moved: also those that are offline.
- * Return: whether a CPU that the scheduler knows moved.
- */
-static bool change_maps(const struct vnuma_model *topology,
-			struct cpumask *moved)
+/* All CPUs may be stopped meanwhile. */
+static int write_maps(void *data)
 {
+	const struct vnuma_model *topology = data;
 	struct vnuma_move move;
-	bool online = false;
 	int cpu;
 
 	for_each_possible_cpu(cpu) {
 		if (!find_move(topology, cpu, &move))
 			continue;
-		cpumask_set_cpu(cpu, moved);
-		if (cpu_online(cpu))
-			move_online(&move);
-		else
+		if (cpu_online(cpu)) {
+			vnuma_maps_write(&move);
+			set_apicid_node(cpu, move.to);
+		} else {
 			vnuma_fast_set_offline(cpu, move.to);
+		}
 	}
+	return 0;
+}
+
+/*
+ * @moved: also those that are offline.
+ * Return: whether a CPU that the scheduler knows moved.
+ */
+static bool change_maps(struct vnuma_model *topology, struct cpumask *moved)
+{
+	struct vnuma_move move;
+	bool online = false;
+	int cpu;
+
+	for_each_possible_cpu(cpu)
+		if (find_move(topology, cpu, &move))
+			cpumask_set_cpu(cpu, moved);
+	if (cpumask_empty(moved))
+		return false;
+	vnuma_sched_ext_bypass(true);
+	vnuma_sched_ext_write(moved, write_maps, topology);
+	vnuma_sched_ext_bypass(false);
+	for_each_cpu_and(cpu, moved, cpu_online_mask)
+		start_switch(cpu);
 	for_each_cpu_and(cpu, moved, cpu_online_mask) {
-		share_cache(vnuma_symbols.cpu_llc_shared_map, llc_id, cpu);
+		if (share_cache(vnuma_symbols.cpu_llc_shared_map, llc_id, cpu))
+			forget_llc_id(cpu);
 		share_cache(vnuma_symbols.cpu_l2c_shared_map, l2c_id, cpu);
 		online = true;
 	}
@@ -368,6 +414,30 @@ no_memory:
 			  "no memory for the scheduler's NUMA levels");
 }
 
+/*
+ * In the order of the kernel. A node goes offline with its last memory, unless a CPU is on it: it
+ * must not while one is about to be (try_offline_node(), mm/memory_hotplug.c).
+ */
+static void lock_all(void)
+{
+	vnuma_sched_ext_lock();
+	cpus_read_lock();
+#ifdef CONFIG_MEMORY_HOTPLUG
+	percpu_down_read(vnuma_symbols.mem_hotplug_lock);
+#endif
+	mutex_lock(vnuma_symbols.sched_domains_mutex);
+}
+
+static void unlock_all(void)
+{
+	mutex_unlock(vnuma_symbols.sched_domains_mutex);
+#ifdef CONFIG_MEMORY_HOTPLUG
+	percpu_up_read(vnuma_symbols.mem_hotplug_lock);
+#endif
+	cpus_read_unlock();
+	vnuma_sched_ext_unlock();
+}
+
 /**
  * vnuma_fast_apply - make the kernel's maps agree with a publication
  * @topology: checked; stays in use until the next call
@@ -388,11 +458,9 @@ int vnuma_fast_apply(struct vnuma_model *topology,
 
 	/* Another number of levels costs grace periods. */
 	rcu_expedite_gp();
-	cpus_read_lock();
-	mutex_lock(vnuma_symbols.sched_domains_mutex);
+	lock_all();
 	err = change_locked(topology, old, &changes, why);
-	mutex_unlock(vnuma_symbols.sched_domains_mutex);
-	cpus_read_unlock();
+	unlock_all();
 	vnuma_rseq_mark(changes.moved, &running);
 	if (changes.domains) {
 		vnuma_debug_files_pause();

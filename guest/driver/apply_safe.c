@@ -184,6 +184,13 @@ static int bring_up(int cpu)
 	return err;
 }
 
+static int take_down(int cpu)
+{
+	int err = vnuma_affinities_save();
+
+	return err ?: retried(remove_cpu, cpu);
+}
+
 /* Return: 0 if the CPU came up again, with the node that the callback gave it. */
 static int replug(int cpu)
 {
@@ -192,9 +199,9 @@ static int replug(int cpu)
 	/* CPU 0, see arch_register_cpu(); isolated ones with nohz_full= as well. */
 	if (!cpu_is_hotpluggable(cpu))
 		return -EPERM;
-	err = vnuma_affinities_save();
-	if (!err)
-		err = retried(remove_cpu, cpu);
+	vnuma_sched_ext_lock();
+	vnuma_sched_ext_bypass(true);
+	err = take_down(cpu);
 	/* 1: somebody else took it offline; it moves when it is brought up again. */
 	if (!err) {
 		cpumask_set_cpu(cpu, &taken_down);
@@ -203,6 +210,8 @@ static int replug(int cpu)
 			pr_err("CPU %d stays offline for now: it did not come up again (%d)\n",
 			       cpu, err);
 	}
+	vnuma_sched_ext_bypass(false);
+	vnuma_sched_ext_unlock();
 	vnuma_affinities_restore(cpu);
 	return min(err, 0);
 }

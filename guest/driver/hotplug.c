@@ -26,6 +26,8 @@ static int prepare_cpu(unsigned int cpu)
 {
 	int node = vnuma_topology_node(vnuma_topology_current(), cpu);
 
+	/* In safe mode it comes up on the node of the firmware, in any case. */
+	vnuma_sched_ext_forget(cpu);
 	if (node == NUMA_NO_NODE || node == cpu_to_node(cpu))
 		return 0;
 	if (node >= nr_node_ids || !node_online(node)) {

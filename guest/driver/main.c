@@ -446,7 +446,7 @@ static struct pci_driver vnuma_driver = {
 
 static int choose_mode(void)
 {
-	bool spreads;
+	bool spreads, complete;
 
 	if (!strcmp(mode, "none"))
 		return 0;
@@ -457,11 +457,13 @@ static int choose_mode(void)
 	}
 	/* Safe mode is CPU hotplug, and has no worse races than that. */
 	spreads = !vnuma_spread_init();
+	/* Nor does safe mode need one of the symbols, but it uses those of sched_ext.c. */
+	complete = !vnuma_symbols_init();
 	if (!strcmp(mode, "safe")) {
 		vnuma_mode = VNUMA_GD_MODE_SAFE;
 		return 0;
 	}
-	if (!vnuma_symbols_init() && spreads) {
+	if (complete && spreads) {
 		vnuma_mode = VNUMA_GD_MODE_FAST;
 		if (vnuma_symbols_missing()[0])
 			pr_info("vnuma: distances stay as they are, missing: %s\n",

@@ -68,6 +68,21 @@ static const struct {
 	DATA(sched_numa_node_levels),
 	DATA(sched_numa_node_distance),
 #endif
+#ifdef CONFIG_MEMORY_HOTPLUG
+	DATA(mem_hotplug_lock),
+#endif
+#ifdef VNUMA_SCHED_EXT
+	DATA(scx_enable_mutex),
+	DATA(scx_root),
+	DATA(scx_builtin_idle_per_node),
+	DATA(scx_idle_node_masks),
+	FUNCTION(scx_bypass),
+	FUNCTION(stop_machine_cpuslocked),
+#endif
+#ifdef VNUMA_LLC_ID
+	DATA(sd_llc_id),
+	DATA(sched_domains_llc_id_allocmask),
+#endif
 #ifdef VNUMA_DEBUG_FILES
 	{ "debugfs_sched", &vnuma_symbols.debugfs_sched,
 	  .is_optional = true, .is_comfort = true },

@@ -17,6 +17,7 @@
  *	distances.c	the kernel's table of distances
  *	levels.c	the scheduler's NUMA levels
  *	spread.c	a function of the kernel that fails when CPUs move, replaced
+ *	sched_ext.c	idle masks and queues that sched_ext keeps by node
  *	rseq.c		rseq's node_id of the threads of a CPU that moved
  *	symbols.c	kernel symbols that are not exported
  *	topology.c	looking a topology up; agreement with this guest
@@ -168,6 +169,20 @@ void vnuma_hotplug_exit(void);
 struct dentry;
 #endif
 
+/* Since 7.3, where it was tried; Debian's older kernels have no sched_ext. */
+#if defined(CONFIG_SCHED_CLASS_EXT) && KERNEL_VERSION(7, 3, 0) <= LINUX_VERSION_CODE
+#define VNUMA_SCHED_EXT
+struct scx_sched;
+struct static_key;
+struct vnuma_idle_masks;
+#endif
+
+/* A CPU keeps the id of the cache that it shares, for the scheduler, until it goes offline. */
+#if KERNEL_VERSION(7, 3, 0) <= LINUX_VERSION_CODE
+#define VNUMA_LLC_ID
+#endif
+
+struct percpu_rw_semaphore;
 struct pglist_data;
 struct sched_domain_topology_level;
 struct task_struct;
@@ -177,7 +192,7 @@ struct task_struct;
  *
  * Each pointer is either valid or NULL. Fast mode needs all but those that are marked:
  * without those for distances the kernel keeps its own, without the others an update takes
- * longer.
+ * longer. Safe mode uses those of sched_ext, as far as they are there.
  */
 struct vnuma_symbols {
 	/* kernel/sched/topology.c */
@@ -219,8 +234,28 @@ struct vnuma_symbols {
 	/* mm/numa_memblks.c, until 6.11 arch/x86/mm/numa.c; may be missing */
 	u8 **numa_distance;
 	int *numa_distance_cnt;
+#ifdef CONFIG_MEMORY_HOTPLUG
+	/* mm/memory_hotplug.c */
+	struct percpu_rw_semaphore *mem_hotplug_lock;
+#endif
 	/* mm/page_alloc.c; may be missing */
 	void (*build_all_zonelists)(struct pglist_data *pgdat);
+#ifdef VNUMA_SCHED_EXT
+	/* kernel/sched/ext/ */
+	struct mutex *scx_enable_mutex;
+	struct scx_sched __rcu **scx_root;
+	struct static_key *scx_builtin_idle_per_node;
+	struct vnuma_idle_masks ***scx_idle_node_masks;
+	void (*scx_bypass)(struct scx_sched *sch, bool bypass);
+	/* kernel/stop_machine.c */
+	int (*stop_machine_cpuslocked)(int (*fn)(void *data), void *data,
+				       const struct cpumask *cpus);
+#endif
+#ifdef VNUMA_LLC_ID
+	/* kernel/sched/topology.c */
+	int __percpu *sd_llc_id;
+	cpumask_var_t *sched_domains_llc_id_allocmask;
+#endif
 #ifdef VNUMA_DEBUG_FILES
 	/* kernel/sched/debug.c; may be missing */
 	struct dentry **debugfs_sched;
@@ -299,6 +334,14 @@ void vnuma_spread_exit(void);
 static inline int vnuma_spread_init(void) { return 0; }
 static inline void vnuma_spread_exit(void) {}
 #endif
+
+/* sched_ext.c */
+void vnuma_sched_ext_lock(void);
+void vnuma_sched_ext_unlock(void);
+void vnuma_sched_ext_bypass(bool bypass);
+void vnuma_sched_ext_write(const struct cpumask *moved, int (*write)(void *data),
+			   void *data);
+void vnuma_sched_ext_forget(int cpu);
 
 /* rseq.c */
 #define VNUMA_RSEQ_RUNNING	16

@@ -14,12 +14,13 @@
 #   VCPUS, NODES   of the VM (4, 2)
 #   ROUNDS  random publications (200), SEED (1), LOAD seconds (0: idle)
 #   PORT    id of another free root port (vnuma1)
-#   STAGES  which of checker, events, hostile, distances, devices, hotplug, reload, readers, safe, moves (all)
+#   STAGES  which of checker, events, hostile, distances, devices, hotplug, reload, readers, safe, moves (all), sched_ext, caches
 #   HOSTILE which malformed publications, a regular expression for their names (all)
 #   MODULE  vnuma.ko in the guest, to be unloaded and loaded again (empty: left out)
 #   READERS  vnuma-readers.ko in the guest (/root/vnuma-readers.ko)
 #   READ_S   seconds that it runs for (10)
 #   AFFINITY  vnuma-affinity in the guest (/root/vnuma-affinity)
+#   SCHED_EXT  lab-sched-ext in the guest (/root/lab-sched-ext)
 #
 # Exit status 0 if nothing was wrong. The last line has the latencies.
 set -u
@@ -36,6 +37,7 @@ LOAD=${LOAD:-0}
 STAGES=${STAGES:-checker events hostile distances devices hotplug reload readers safe moves}
 READERS=${READERS:-/root/vnuma-readers.ko}
 READ_S=${READ_S:-10}
+SCHED_EXT=${SCHED_EXT:-/root/lab-sched-ext}
 HOSTILE=${HOSTILE:-.*}
 MODULE=${MODULE:-}
 AFFINITY=${AFFINITY:-/root/vnuma-affinity}
@@ -601,6 +603,57 @@ readers() {
 	echo "readers: $moved publications, $rounds rounds of readers"
 }
 
+# Cores of one socket on two nodes, and together again: the scheduler must not take them for sharers
+# of a cache in between.
+caches() {
+	local round strict="$strict --kernel"
+	for ((round = 0; round < ROUNDS; round++)); do
+		random_move
+		publish "$map"
+		check_now "cores of sockets, round $round"
+	done
+	((failures)) || echo "caches: $ROUNDS publications"
+}
+
+# CPUs move while a scheduler of sched_ext runs all tasks of the guest: one that keeps idle CPUs by
+# node, then one with tasks in the queues of nodes.
+sched_ext() {
+	local kind
+	if ! guest test -e /sys/kernel/sched_ext; then
+		echo "this kernel has no sched_ext"
+		return
+	fi
+	for kind in per-node global; do
+		sched_ext_runs $kind
+	done
+}
+
+sched_ext_runs() {
+	local kind=$1 until moved=0 watcher status
+	guest "$SCHED_EXT" "$kind" $((READ_S + 15)) >"$directory/events" 2>&1 &
+	watcher=$!
+	await_line loaded || { kill $watcher; return; }
+	until=$((SECONDS + READ_S))
+	while ((SECONDS < until || moved < 8)); do
+		if [[ $(attribute mode) == safe ]]; then
+			all_but_first
+		else
+			random_move
+		fi
+		publish "$map"
+		moved=$((moved + 1))
+		# Tasks sleep, and CPUs are idle, between some of them.
+		((moved % 3)) || sleep 0.2
+	done
+	check_now "with a scheduler of sched_ext ($kind)"
+	# What is left behind in a queue shows some time after the last move.
+	wait $watcher
+	status=$?
+	((status == 0)) || fail "sched_ext, $kind, status $status: $(cat "$directory/events")
+$(guest dmesg | grep sched_ext | tail -4)"
+	echo "sched_ext: $kind, $moved publications, $(tail -1 "$directory/events")"
+}
+
 attribute() {
 	guest cat "/sys/class/misc/vnuma/$1" | tr -d '\r'
 }
@@ -782,7 +835,7 @@ check_now first
 for stage in $STAGES; do
 	echo "stage $stage, $SECONDS s after the start"
 	case $stage in
-	checker | events | hostile | distances | devices | hotplug | readers) $stage ;;
+	checker | events | hostile | distances | devices | hotplug | readers | sched_ext | caches) $stage ;;
 	reload | safe) [[ -z $MODULE ]] || $stage ;;
 	moves)
 		: >"$latencies"

@@ -3,18 +3,19 @@
 #
 # Runs driver-test.sh on the lab server, as root, against a VM of its own. Expects
 # vnuma.ko, vnuma-readers.ko, vnuma-check, vnuma-affinity, vnuma-fake-host and
-# driver-test.sh beside it.
+# driver-test.sh beside it, and for stage sched_ext lab-sched-ext.
 #
 #	on-lab.sh [ROUNDS [LOAD_SECONDS [KERNEL]]]
 #
 # STAGES, HOSTILE, NODES, SEED and READ_S of the environment are driver-test.sh's. MODE is
-# how the module is loaded (auto), APPEND words for the guest's kernel.
+# how the module is loaded (auto), APPEND words for the guest's kernel, CORES those of a
+# socket, which share a cache (1).
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 vm=driver-test
 chmod +x "$here/vnuma-check" "$here/vnuma-affinity" "$here/vnuma-fake-host"
 
-lab-vm start $vm --kernel "${3:-6.12}" --nodes "${NODES:-2}" --vcpus 4 --memory 512M \
+lab-vm start $vm --kernel "${3:-6.12}" --nodes "${NODES:-2}" --vcpus 4 --cores "${CORES:-1}" --memory 512M \
 	--append "${APPEND:-}"
 trap 'lab-vm stop $vm' EXIT
 # dash runs no EXIT trap when a signal ends it.
@@ -24,6 +25,7 @@ trap 'exit 143' TERM
 for file in vnuma.ko vnuma-readers.ko vnuma-check vnuma-affinity; do
 	lab-vm put $vm "$here/$file" "/root/$file"
 done
+[ ! -e "$here/lab-sched-ext" ] || lab-vm put $vm "$here/lab-sched-ext" /root/lab-sched-ext
 lab-vm exec $vm -- insmod /root/vnuma.ko mode="${MODE:-auto}"
 GUEST="lab-vm exec $vm --" QMP=/run/lab-vm/$vm/ctl.sock MODULE=/root/vnuma.ko AFFINITY=/root/vnuma-affinity \
 	VCPUS=4 NODES="${NODES:-2}" ROUNDS="${1:-60}" LOAD="${2:-0}" \

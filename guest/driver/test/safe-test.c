@@ -41,6 +41,7 @@ static struct cpumask node_cpus[NR_NODES];
 static int published[2][NR_CPUS];	/* by generation */
 static const struct vnuma_model *current_topology;
 static unsigned int slept_ms;
+static bool sched_ext_locked, sched_ext_bypassed;
 
 static bool cpumask_test_cpu(int cpu, const struct cpumask *mask)
 {
@@ -163,6 +164,24 @@ void vnuma_affinities_finish(void)
 {
 }
 
+void vnuma_sched_ext_lock(void)
+{
+	expect(!sched_ext_locked);
+	sched_ext_locked = true;
+}
+
+void vnuma_sched_ext_unlock(void)
+{
+	expect(sched_ext_locked && !sched_ext_bypassed);
+	sched_ext_locked = false;
+}
+
+void vnuma_sched_ext_bypass(bool bypass)
+{
+	expect(sched_ext_locked && sched_ext_bypassed != bypass);
+	sched_ext_bypassed = bypass;
+}
+
 static int add_cpu(unsigned int cpu)
 {
 	expect(cpus[cpu].present);
@@ -182,6 +201,8 @@ static int add_cpu(unsigned int cpu)
 static int remove_cpu(unsigned int cpu)
 {
 	expect(cpus[cpu].present && !cpus[cpu].fixed);
+	/* Tasks leave the queues of the node that it may leave. */
+	expect(sched_ext_bypassed);
 	if (!cpus[cpu].online)
 		return 1;
 	if (cpus[cpu].refused_down) {
@@ -359,6 +380,7 @@ int main(void)
 	test_is_left_to_others();
 	test_undo();
 	test_keeps_core_and_cache();
+	expect(!sched_ext_locked);
 	printf("safe mode: ok\n");
 	return 0;
 }

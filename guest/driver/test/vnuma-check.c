@@ -2,7 +2,7 @@
 /*
  * vnuma-check: does everything in this guest agree on which node each CPU is on?
  *
- *	vnuma-check [--json] [--strict] APIC:NODE,APIC:NODE,...
+ *	vnuma-check [--json] [--strict] [--kernel] APIC:NODE,APIC:NODE,...
  *	vnuma-check --wait GENERATION [--timeout SECONDS]
  *	vnuma-check --poll SECONDS
  *	vnuma-check --events COUNT [--timeout SECONDS]
@@ -15,7 +15,8 @@
  * named must agree with itself. Each disagreement is a line; exit status 1 if there
  * is any, 2 if the check could not be made. What a guest need not have (lscpu,
  * numactl, /dev/vnuma, scheduler domains) is passed over with a line when it is
- * missing; with --strict that is a disagreement as well.
+ * missing; with --strict that is a disagreement as well. --kernel also compares what
+ * no interface shows: which CPUs share a cache for the scheduler.
  *
  * --wait returns when /dev/vnuma has that generation (16 hex digits), status 3 after
  * the time limit. --poll prints each generation as it comes, with the time
@@ -48,6 +49,7 @@
 #include <unistd.h>
 
 #include "device.h"
+#include "kcore.h"
 
 #define MAX_CPUS	4096
 #define MAX_NODES	1024
@@ -66,6 +68,7 @@
 
 static bool json;
 static bool strict;
+static bool kernel;
 static unsigned int disagreements;
 
 static int nr_cpus;
@@ -648,6 +651,34 @@ static void check_device(void)
 	close(fd);
 }
 
+/* CPUs share a cache for the scheduler whose ids of it (sd_llc_id) are alike. They must not on two nodes. */
+static void check_caches(void)
+{
+	uint64_t id = kernel_symbol("sd_llc_id"), offsets = kernel_symbol("__per_cpu_offset");
+	static int ids[MAX_CPUS];
+	int cpu, other;
+
+	if (!id || !offsets || !kcore_open()) {
+		not_compared("sd_llc_id", "no address, or no /proc/kcore");
+		return;
+	}
+	for (cpu = 0; cpu < nr_cpus; cpu++) {
+		uint64_t offset;
+
+		if (!online[cpu])
+			continue;
+		if (!kcore_read(offsets + cpu * sizeof(offset), &offset, sizeof(offset)) ||
+		    !kcore_read(id + offset, &ids[cpu], sizeof(ids[cpu])))
+			die("/proc/kcore has no sd_llc_id of CPU %d", cpu);
+		for (other = 0; other < cpu; other++)
+			if (online[other] && ids[other] == ids[cpu] &&
+			    expected[other] != expected[cpu])
+				disagree(cpu, "sd_llc_id", expected[cpu],
+					 "%d, as of CPU %d on node %d", ids[cpu], other,
+					 expected[other]);
+	}
+}
+
 static int check_all(char *expectation)
 {
 	int cpu, checked = 0;
@@ -669,6 +700,8 @@ static int check_all(char *expectation)
 	check_lscpu();
 	check_numactl();
 	check_device();
+	if (kernel)
+		check_caches();
 	if (json)
 		printf("],\"cpus\":%d,\"ok\":%s}\n", checked,
 		       disagreements ? "false" : "true");
@@ -724,7 +757,7 @@ static int load(double seconds)
 static void usage(void)
 {
 	fprintf(stderr,
-		"usage: vnuma-check [--json] [--strict] APIC:NODE,...\n"
+		"usage: vnuma-check [--json] [--strict] [--kernel] APIC:NODE,...\n"
 		"       vnuma-check --wait GENERATION [--timeout SECONDS]\n"
 		"       vnuma-check --poll SECONDS\n"
 		"       vnuma-check --events COUNT [--timeout SECONDS]\n"
@@ -744,6 +777,8 @@ int main(int argc, char **argv)
 			json = true;
 		else if (!strcmp(argv[i], "--strict"))
 			strict = true;
+		else if (!strcmp(argv[i], "--kernel"))
+			kernel = true;
 		else if (!strcmp(argv[i], "--wait") && i + 1 < argc)
 			wait = argv[++i];
 		else if (!strcmp(argv[i], "--events") && i + 1 < argc)

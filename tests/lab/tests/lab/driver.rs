@@ -3,7 +3,7 @@
 
 use crate::{Job, run, soak_rounds, soak_seconds};
 use std::path::Path;
-use vnuma_lab_runner::driver;
+use vnuma_lab_runner::{build_binaries, driver};
 
 const STAGES: &str = "checker events hostile distances devices hotplug reload readers safe";
 /// One malformed publication for each way to refuse: the header, a torn slot, the slot's counts, its map, and a
@@ -40,15 +40,33 @@ fn maps_are_read_while_they_change(kernel: &str, mode: &str, nodes: &str, append
     run("2n4c", &[job(kernel, &["1", "0", kernel], &env)]);
 }
 
+/// CPUs move while schedulers of `sched_ext` run all tasks of the guest.
+fn schedulers_run_while_maps_change(kernel: &str, mode: &str, nodes: &str, append: &str) {
+    let seconds = soak_seconds().unwrap_or_else(|| READ_SECONDS.to_owned());
+    let env =
+        [("STAGES", "sched_ext"), ("MODE", mode), ("NODES", nodes), ("APPEND", append), ("READ_S", &seconds)];
+    let mut job = job(kernel, &["1", "0", kernel], &env);
+    let program = build_binaries(&[("vnuma-lab-tests", "lab-sched-ext")]).expect("the program builds");
+    job.files.push((program[0].clone(), "/root/driver/lab-sched-ext".to_owned()));
+    run("2n4c", &[job]);
+}
+
+/// Cores of one socket, which share a cache, are on different nodes, and together again.
+fn cores_of_a_socket_part(kernel: &str, mode: &str, nodes: &str, append: &str) {
+    let rounds = soak_rounds().unwrap_or_else(|| ROUNDS.to_owned());
+    let env = [("STAGES", "caches"), ("MODE", mode), ("NODES", nodes), ("APPEND", append), ("CORES", "2")];
+    run("2n4c", &[job(kernel, &[&rounds, "0", kernel], &env)]);
+}
+
 macro_rules! rows {
-    ($($name:ident: $($value:literal)*;)*) => {
+    ($($name:ident: $row:ident $($value:literal)*;)*) => {
         /// Each row of `make soak NAME=kernel`.
         mod kernel {
             $(
                 #[test]
                 #[ignore = "takes ten minutes: make soak NAME=kernel"]
                 fn $name() {
-                    super::maps_are_read_while_they_change($($value),*);
+                    super::$row($($value),*);
                 }
             )*
         }
@@ -56,15 +74,21 @@ macro_rules! rows {
 }
 
 rows! {
-    fast_6_1: "6.1" "fast" "2" "";
-    fast_6_1_preempt_full: "6.1" "fast" "4" "preempt=full";
-    safe_6_1: "6.1" "safe" "2" "";
-    fast_6_12: "6.12" "fast" "2" "";
-    fast_6_12_preempt_full: "6.12" "fast" "4" "preempt=full";
-    safe_6_12: "6.12" "safe" "2" "";
-    fast_7_3: "7.3" "fast" "2" "";
-    fast_7_3_preempt_full: "7.3" "fast" "4" "preempt=full";
-    safe_7_3: "7.3" "safe" "2" "";
+    fast_6_1: maps_are_read_while_they_change "6.1" "fast" "2" "";
+    fast_6_1_preempt_full: maps_are_read_while_they_change "6.1" "fast" "4" "preempt=full";
+    safe_6_1: maps_are_read_while_they_change "6.1" "safe" "2" "";
+    fast_6_12: maps_are_read_while_they_change "6.12" "fast" "2" "";
+    fast_6_12_preempt_full: maps_are_read_while_they_change "6.12" "fast" "4" "preempt=full";
+    safe_6_12: maps_are_read_while_they_change "6.12" "safe" "2" "";
+    fast_7_3: maps_are_read_while_they_change "7.3" "fast" "2" "";
+    fast_7_3_preempt_full: maps_are_read_while_they_change "7.3" "fast" "4" "preempt=full";
+    safe_7_3: maps_are_read_while_they_change "7.3" "safe" "2" "";
+    cores_6_1: cores_of_a_socket_part "6.1" "fast" "2" "";
+    cores_6_12: cores_of_a_socket_part "6.12" "fast" "2" "";
+    cores_7_3: cores_of_a_socket_part "7.3" "fast" "2" "";
+    sched_ext_7_3: schedulers_run_while_maps_change "7.3" "fast" "2" "";
+    sched_ext_7_3_preempt_full: schedulers_run_while_maps_change "7.3" "fast" "4" "preempt=full";
+    sched_ext_safe_7_3: schedulers_run_while_maps_change "7.3" "safe" "2" "";
 }
 
 /// What of it `make test` has time for.

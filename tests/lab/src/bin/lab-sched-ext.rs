@@ -1,0 +1,146 @@
+//! Has a scheduler of `sched_ext` run all tasks of this machine for a time, with tasks to run.
+//!
+//! Exit status 1 if the kernel ended the scheduler, or if a task did not run for too long.
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::{Parser, ValueEnum};
+use libbpf_rs::{MapCore, MapMut, ObjectBuilder};
+use nix::{
+    sched::{CpuSet, sched_setaffinity},
+    unistd::{Pid, pipe},
+};
+use std::{
+    fs::{self, File},
+    io::{Read, Write},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread::{self, available_parallelism, sleep},
+    time::{Duration, Instant},
+};
+
+/// The program, aligned as libbpf reads it.
+static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/by_node.bpf.o"));
+
+const STATE: &str = "/sys/kernel/sched_ext/state";
+/// A task that has not run for so long waits for something that does not come.
+const STUCK: Duration = Duration::from_secs(30);
+/// Between two rounds of tasks that wait for each other, so that CPUs become idle.
+const PAUSE: Duration = Duration::from_micros(300);
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Kind {
+    /// Idle CPUs by node, and tasks that wait for each other
+    PerNode,
+    /// Two tasks for each CPU that may run nowhere else, in the queues of nodes
+    Global,
+}
+
+#[derive(Parser)]
+#[command(about = "Runs all tasks by a scheduler of sched_ext")]
+struct Arguments {
+    kind: Kind,
+    /// How long
+    seconds: u64,
+}
+
+/// A task, and how often it has run.
+struct Worker {
+    name: String,
+    rounds: Arc<AtomicU64>,
+    seen: u64,
+    since: Instant,
+}
+
+impl Worker {
+    fn start(name: String, work: impl Fn(&AtomicU64) -> Result<()> + Send + 'static) -> Self {
+        let rounds = Arc::new(AtomicU64::new(0));
+        let its = Arc::clone(&rounds);
+        thread::spawn(move || {
+            if let Err(error) = work(&its) {
+                eprintln!("{error:#}");
+            }
+        });
+        Self { name, rounds, seen: 0, since: Instant::now() }
+    }
+
+    fn expect_to_run(&mut self) -> Result<()> {
+        let rounds = self.rounds.load(Ordering::Relaxed);
+        if rounds != self.seen {
+            (self.seen, self.since) = (rounds, Instant::now());
+        }
+        ensure!(self.since.elapsed() < STUCK, "{} has not run for {STUCK:?}", self.name);
+        Ok(())
+    }
+}
+
+fn bound(cpu: usize) -> Worker {
+    Worker::start(format!("a task of CPU {cpu}"), move |rounds| {
+        let mut cpus = CpuSet::new();
+        cpus.set(cpu)?;
+        sched_setaffinity(Pid::from_raw(0), &cpus)?;
+        loop {
+            rounds.fetch_add(1, Ordering::Relaxed);
+        }
+    })
+}
+
+/// Two tasks of which one waits for the other.
+fn pair(number: usize) -> Result<[Worker; 2]> {
+    let (to, from) = (pipe()?, pipe()?);
+    let (asked, ask) = (File::from(to.0), File::from(to.1));
+    let (answered, answer) = (File::from(from.0), File::from(from.1));
+    let asks = move |rounds: &AtomicU64| -> Result<()> {
+        loop {
+            (&ask).write_all(&[0])?;
+            (&answered).read_exact(&mut [0])?;
+            rounds.fetch_add(1, Ordering::Relaxed);
+            sleep(PAUSE);
+        }
+    };
+    let answers = move |rounds: &AtomicU64| -> Result<()> {
+        loop {
+            (&asked).read_exact(&mut [0])?;
+            (&answer).write_all(&[0])?;
+            rounds.fetch_add(1, Ordering::Relaxed);
+        }
+    };
+    Ok([Worker::start(format!("asker {number}"), asks), Worker::start(format!("answerer {number}"), answers)])
+}
+
+fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    let wanted = match arguments.kind {
+        Kind::PerNode => "per_node",
+        Kind::Global => "global",
+    };
+    let mut open = ObjectBuilder::default().open_memory(OBJECT)?;
+    for mut map in open.maps_mut().filter(|map| map.name() != wanted) {
+        map.set_autocreate(false)?;
+    }
+    let mut object = open.load()?;
+    let mut map: MapMut<'_> = object.maps_mut().find(|map| map.name() == wanted).context("no such map")?;
+    let _link = map.attach_struct_ops()?;
+    let cpus = available_parallelism()?.get();
+    let mut workers = Vec::new();
+    for cpu in 0..cpus {
+        match arguments.kind {
+            Kind::PerNode => workers.extend(pair(cpu)?),
+            Kind::Global => workers.extend([bound(cpu), bound(cpu)]),
+        }
+    }
+    println!("loaded");
+    let end = Instant::now() + Duration::from_secs(arguments.seconds);
+    while Instant::now() < end {
+        sleep(Duration::from_millis(500));
+        let state = fs::read_to_string(STATE).context(STATE)?;
+        if state.trim() != "enabled" {
+            bail!("the kernel has ended the scheduler: {STATE} is {}", state.trim());
+        }
+        workers.iter_mut().try_for_each(Worker::expect_to_run)?;
+    }
+    let rounds: u64 = workers.iter().map(|worker| worker.rounds.load(Ordering::Relaxed)).sum();
+    println!("{} tasks, {rounds} rounds", workers.len());
+    Ok(())
+}
