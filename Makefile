@@ -11,7 +11,7 @@ help:
 	@echo 'make test             format, lints, unit, property and lab tests'
 	@echo 'make deb              Debian packages, in target/deb'
 	@echo 'make bench NAME=...   one benchmark (without NAME: list them); FULL=1 for its full form'
-	@echo 'make soak             long runs of the property tests, fuzz targets and lab tests; NAME=scheduler, memory, packages, kernel or hostile: that part of them'
+	@echo 'make soak             long runs of the property tests, fuzz targets and lab tests; NAME=scheduler, memory, packages, kernel, kernel-users or hostile: that part of them'
 	@echo 'make lab-shell        a prompt on the emulated NUMA server'
 
 demo check test deb:

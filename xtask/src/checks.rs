@@ -5,6 +5,7 @@ use crate::bench::{SMOKE_HERE, SMOKE_IN_LAB};
 use crate::build::{Built, PROGRAMS, TestProgram, WORKSPACE};
 use crate::changed::Changed;
 use crate::deb;
+use crate::kernel_users;
 use crate::setup;
 use crate::steps::workspace;
 use crate::suite::{self, Job, Lane};
@@ -370,6 +371,8 @@ enum SoakPart {
     Packages,
     /// The driver on each kernel and in each mode, while a module of the guest reads the maps as drivers do: ten minutes a row
     Kernel,
+    /// The sources of each guest kernel against the list of what asks them for nodes (guest/driver/kernel-users.txt)
+    KernelUsers,
     /// Guests, QEMUs, users and peers that are hostile, against vnumad, the driver, scx_vnuma and the DSM
     Hostile,
 }
@@ -378,23 +381,25 @@ enum SoakPart {
 pub fn soak(arguments: &SoakArguments) -> Result<()> {
     let start = Instant::now();
     setup::packages()?;
-    let built = Built::new()?;
+    // One part needs nothing that is built.
+    let built = Built::new;
     let seed = arguments.seed.to_string();
     let jobs = match arguments.part {
         Some(SoakPart::Scheduler) => {
             let seconds = (arguments.minutes * 60).to_string();
             let environment = [("VNUMA_SOAK_SECONDS", seconds.as_str()), ("VNUMA_SOAK_SEED", &seed)];
-            vec![scenario(&built, SCHEDULER_TEST, &environment)?]
+            vec![scenario(&built()?, SCHEDULER_TEST, &environment)?]
         }
         Some(SoakPart::Memory) => {
             let kills = arguments.kills.to_string();
             let environment = [("VNUMA_SOAK_KILLS", kills.as_str()), ("VNUMA_SOAK_SEED", &seed)];
-            vec![scenario(&built, MEMORY_TEST, &environment)?]
+            vec![scenario(&built()?, MEMORY_TEST, &environment)?]
         }
-        Some(SoakPart::Packages) => vec![packages_in_lab(&built)?],
-        Some(SoakPart::Kernel) => kernel_jobs(&built)?,
-        Some(SoakPart::Hostile) => hostile_jobs(&built)?,
-        None => soak_jobs(&built)?,
+        Some(SoakPart::Packages) => vec![packages_in_lab(&built()?)?],
+        Some(SoakPart::Kernel) => kernel_jobs(&built()?)?,
+        Some(SoakPart::KernelUsers) => kernel_users_jobs()?,
+        Some(SoakPart::Hostile) => hostile_jobs(&built()?)?,
+        None => soak_jobs(&built()?)?,
     };
     suite::run(jobs.into_iter().map(|job| job.limit(SOAK_LIMIT)).collect(), start)
 }
@@ -418,6 +423,7 @@ fn soak_jobs(built: &Built) -> Result<Vec<Job>> {
     jobs.push(Job::new("fuzz targets", program(xtask, &["fuzz"])).lane(Lane::Cargo).seconds(2400.0));
     let domains = built.test("host/daemon", "libvirt")?;
     jobs.push(tests("200 domains of libvirt", domains, &["--nocapture", "--ignored"]));
+    jobs.extend(kernel_users_jobs()?);
     jobs.extend(moving_java()?);
     let programs = soak_programs()?;
     for job in scenarios(built, None)? {
@@ -447,6 +453,20 @@ fn soak_jobs(built: &Built) -> Result<Vec<Job>> {
 fn kernel_jobs(built: &Built) -> Result<Vec<Job>> {
     let rows = listed(built.test(SCENARIOS.0, SCENARIOS.1)?, &["--ignored"])?;
     rows.iter().filter(|name| name.starts_with(KERNEL_TESTS)).map(|name| scenario(built, name, &[])).collect()
+}
+
+fn kernel_users_jobs() -> Result<Vec<Job>> {
+    let xtask = std::env::current_exe().context("this program")?;
+    let one = |(kernel, release): (&str, &str)| {
+        let tree = setup::kernel_source(release, kernel, kernel_users::FOLDERS);
+        let command = tree.map(|tree| {
+            let mut command = program(&xtask, &["kernel-users", "--check"]);
+            command.arg(tree);
+            command
+        });
+        job(&format!("what asks kernel {kernel} for nodes"), command)
+    };
+    Ok(kernel_users::KERNELS.into_iter().map(one).collect())
 }
 
 /// Tests of what [SECURITY.md](../../SECURITY.md) promises, those that take long as well.

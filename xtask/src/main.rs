@@ -10,6 +10,7 @@ mod demo;
 #[cfg(test)]
 mod documents;
 mod fuzz;
+mod kernel_users;
 mod lab;
 mod layers;
 mod outcome;
@@ -62,6 +63,10 @@ enum Command {
     Check,
     /// Counts of the tree, such as circles of imports, with their limits and what they are made of
     Counts,
+    /// What of a kernel's source asks for the node of a CPU or the CPUs of a node: functions, macros, and how often they call what
+    ///
+    /// Each has a verdict in guest/driver/kernel-users.txt. `make soak NAME=kernel-users` checks that on Debian's sources.
+    KernelUsers(kernel_users::Arguments),
     /// The host topology reader on recorded servers, beside lstopo
     Servers,
     /// The long runs: property tests with many cases, fuzz targets, hundreds of moves, a long demonstration
@@ -83,6 +88,7 @@ fn main() -> ExitCode {
         }),
         Command::Bench(arguments) => Ok(ending::end(bench::run(&arguments))),
         Command::Counts => counts::run().map(|()| ExitCode::SUCCESS),
+        Command::KernelUsers(arguments) => kernel_users::run(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Servers => checks::servers().map(|()| ExitCode::SUCCESS),
         Command::Fuzz(arguments) => fuzz::main(&arguments).map(|()| ExitCode::SUCCESS),
         Command::Soak(arguments) => checks::soak(&arguments).map(|()| ExitCode::SUCCESS),

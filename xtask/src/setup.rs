@@ -149,6 +149,14 @@ pub fn promtool() -> Result<PathBuf> {
 pub fn packages_of(release: &str, packages: &str, folder: &Path) -> Result<()> {
     let parent = folder.parent().context("a folder in a folder")?;
     let name = folder.file_name().and_then(|name| name.to_str()).context("a folder's name")?;
+    fetch_into(parent, name, &format!("{packages} of {release}"), |download| {
+        download_packages(download, release, packages)
+    })
+    .map(drop)
+}
+
+/// Downloads packages of a release of Debian into a folder of this one, and returns that.
+fn download_packages(download: &Path, release: &str, packages: &str) -> Result<PathBuf> {
     let script = format!(
         "set -e; mkdir -p lists/partial cache/archives/partial got; echo 'deb {} {release} main' > sources.list
          options=\"-o Dir::Etc::SourceList=$PWD/sources.list -o Dir::Etc::SourceParts=/dev/null\"
@@ -156,11 +164,23 @@ pub fn packages_of(release: &str, packages: &str, folder: &Path) -> Result<()> {
          apt-get $options update -qq; cd got; apt-get $options download -qq {packages}",
         debian_mirror()
     );
-    fetch_into(parent, name, &format!("{packages} of {release}"), |download| {
+    run_quiet(Command::new("sh").args(["-c", &script]).current_dir(download))?;
+    Ok(download.join("got"))
+}
+
+/// The folder of a kernel's source as a release of Debian has it: its Makefile, and these folders of it.
+pub fn kernel_source(release: &str, kernel: &str, folders: &str) -> Result<PathBuf> {
+    let source = format!("linux-source-{kernel}");
+    let folders: String = folders.split(' ').map(|folder| format!(" {source}/{folder}")).collect();
+    let script = format!(
+        "dpkg --fsys-tarfile got/{source}_*.deb |
+            tar -xO ./usr/src/{source}.tar.xz | tar -xJ {source}/Makefile{folders}"
+    );
+    fetch_once("kernels", &source, &format!("{source} of {release}"), |download| {
+        download_packages(download, release, &source)?;
         run_quiet(Command::new("sh").args(["-c", &script]).current_dir(download))?;
-        Ok(download.join("got"))
+        Ok(download.join(&source))
     })
-    .map(drop)
 }
 
 /// The folder of the programs of openapi-python-client, which makes clients of descriptions, and of the Python that it is installed in.
