@@ -14,7 +14,7 @@
 #   VCPUS, NODES   of the VM (4, 2)
 #   ROUNDS  random publications (200), SEED (1), LOAD seconds (0: idle)
 #   PORT    id of another free root port (vnuma1)
-#   STAGES  which of checker, events, hostile, distances, devices, hotplug, reload, readers, safe, moves (all), sched_ext, caches
+#   STAGES  which of checker, events, hostile, distances, devices, hotplug, reload, readers, safe, moves (all), sched_ext, caches, churn
 #   HOSTILE which malformed publications, a regular expression for their names (all)
 #   MODULE  vnuma.ko in the guest, to be unloaded and loaded again (empty: left out)
 #   READERS  vnuma-readers.ko in the guest (/root/vnuma-readers.ko)
@@ -615,6 +615,84 @@ caches() {
 	((failures)) || echo "caches: $ROUNDS publications"
 }
 
+# In the guest, until /run/churn is gone: the last CPU goes and comes, the drivers of two devices do so,
+# and tasks wake each other.
+readonly CHURN='
+touch /run/churn
+(count=0; while test -e /run/churn; do
+	chcpu -d $3 && chcpu -e $3 && count=$((count + 1)); echo $count >/run/churn.cpu; sleep 0.1
+done) >/dev/null 2>&1 &
+(count=0; while test -e /run/churn; do
+	for device in $1 $2; do
+		driver=$(readlink -f /sys/bus/virtio/devices/$device/driver)
+		echo $device >$driver/unbind && echo $device >$driver/bind && count=$((count + 1))
+	done
+	echo $count >/run/churn.devices
+done) >/dev/null 2>&1 &
+while test -e /run/churn; do perf bench sched messaging -g 1 -l 200; done >/dev/null 2>&1
+wait
+'
+
+# The name of the virtio device of function $1 of the bus that sorts last.
+virtio_device() {
+	guest sh -c "cd /sys/bus/pci/devices && ls -d *.$1/virtio* | sort | tail -1" | tr -d '\r' | sed 's,.*/,,'
+}
+
+# What is plugged of the virtio-mem device of guest node 1.
+plug() {
+	host "qmp {\"execute\":\"qom-set\",\"arguments\":{\"path\":\"/machine/peripheral/vmem1\",\"property\":\"requested-size\",\"value\":$1}}"
+}
+
+# Of guest node 1.
+memory_kib() {
+	guest sed -n 's/.*MemTotal: *\([0-9]*\).*/\1/p' /sys/devices/system/node/node1/meminfo
+}
+
+# CPUs move while a CPU, memory, a network card and a disk come and go.
+churn() {
+	local until moved=0 watcher disk card bus what count total done_so= plugged=0
+	bus=$(guest sh -c 'ls /sys/class/pci_bus' | tr -d '\r' | sort | tail -1)
+	guest modprobe -a virtio_net virtio_mem || fail "modprobe"
+	host 'qmp {"execute":"blockdev-add","arguments":{"driver":"null-co","node-name":"nothing","size":16777216}}'
+	host "qmp {\"execute\":\"device_add\",\"arguments\":{\"driver\":\"virtio-blk-pci\",\"id\":\"disk\",\"bus\":\"$PORT\",\"addr\":\"0.1\",\"drive\":\"nothing\",\"num-queues\":$VCPUS}}"
+	host "qmp {\"execute\":\"device_add\",\"arguments\":{\"driver\":\"virtio-net-pci\",\"id\":\"card\",\"bus\":\"$PORT\",\"addr\":\"0.0\",\"multifunction\":true}}"
+	await_device "$bus:00.0" && await_device "$bus:00.1" || return
+	disk=$(virtio_device 1)
+	card=$(virtio_device 0)
+	guest sh -c "$CHURN" churn "$disk" "$card" $((VCPUS - 1)) >"$directory/events" 2>&1 &
+	watcher=$!
+	total=$(memory_kib)
+	until=$((SECONDS + READ_S))
+	while ((SECONDS < until || moved < 20)); do
+		if [[ $(attribute mode) == safe ]]; then
+			all_but_first
+		else
+			((moved % 8)) || random_distances
+			random_move
+		fi
+		publish "$map"
+		moved=$((moved + 1))
+		case $((moved % 10)) in
+		3) plug 268435456 ;;
+		8) plug 0 ;;
+		7) (($(memory_kib) <= total)) || plugged=$((plugged + 1)) ;;
+		esac
+	done
+	plug 0
+	guest rm /run/churn
+	wait $watcher || fail "churn: $(cat "$directory/events")"
+	guest chcpu -e $((VCPUS - 1)) >/dev/null
+	publish "$map"
+	check_now "after all that came and went"
+	for what in cpu devices; do
+		count=$(guest cat "/run/churn.$what" | tr -d '\r')
+		((count > 0)) || fail "churn: $what: $count times"
+		done_so+=" $what $count"
+	done
+	((plugged > 0)) || fail "churn: no memory came"
+	echo "churn: $moved publications,$done_so, memory $plugged times"
+}
+
 # CPUs move while a scheduler of sched_ext runs all tasks of the guest: one that keeps idle CPUs by
 # node, then one with tasks in the queues of nodes.
 sched_ext() {
@@ -835,7 +913,7 @@ check_now first
 for stage in $STAGES; do
 	echo "stage $stage, $SECONDS s after the start"
 	case $stage in
-	checker | events | hostile | distances | devices | hotplug | readers | sched_ext | caches) $stage ;;
+	checker | events | hostile | distances | devices | hotplug | readers | sched_ext | caches | churn) $stage ;;
 	reload | safe) [[ -z $MODULE ]] || $stage ;;
 	moves)
 		: >"$latencies"

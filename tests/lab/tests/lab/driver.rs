@@ -58,6 +58,21 @@ fn cores_of_a_socket_part(kernel: &str, mode: &str, nodes: &str, append: &str) {
     run("2n4c", &[job(kernel, &[&rounds, "0", kernel], &env)]);
 }
 
+/// A CPU, memory, a network card and a disk of the guest come and go.
+fn all_comes_and_goes(kernel: &str, mode: &str, nodes: &str, append: &str) {
+    let seconds = soak_seconds().unwrap_or_else(|| READ_SECONDS.to_owned());
+    let append = format!("memhp_default_state=online_movable {append}");
+    let env = [
+        ("STAGES", "churn"),
+        ("MODE", mode),
+        ("NODES", nodes),
+        ("APPEND", append.trim_end()),
+        ("READ_S", &seconds),
+        ("PLUGGABLE", "512M"),
+    ];
+    run("2n4c", &[job(kernel, &["1", "0", kernel], &env)]);
+}
+
 macro_rules! rows {
     ($($name:ident: $row:ident $($value:literal)*;)*) => {
         /// Each row of `make soak NAME=kernel`.
@@ -83,6 +98,12 @@ rows! {
     fast_7_3: maps_are_read_while_they_change "7.3" "fast" "2" "";
     fast_7_3_preempt_full: maps_are_read_while_they_change "7.3" "fast" "4" "preempt=full";
     safe_7_3: maps_are_read_while_they_change "7.3" "safe" "2" "";
+    churn_6_1: all_comes_and_goes "6.1" "fast" "2" "";
+    churn_6_12: all_comes_and_goes "6.12" "fast" "2" "";
+    churn_7_3: all_comes_and_goes "7.3" "fast" "2" "";
+    churn_safe_6_1: all_comes_and_goes "6.1" "safe" "2" "";
+    churn_safe_6_12: all_comes_and_goes "6.12" "safe" "2" "";
+    churn_safe_7_3: all_comes_and_goes "7.3" "safe" "2" "";
     cores_6_1: cores_of_a_socket_part "6.1" "fast" "2" "";
     cores_6_12: cores_of_a_socket_part "6.12" "fast" "2" "";
     cores_7_3: cores_of_a_socket_part "7.3" "fast" "2" "";
