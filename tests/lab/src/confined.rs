@@ -128,6 +128,7 @@ fn attached(nodes: &Nodes) -> Result<()> {
 /// vnumad's unit ends while it attaches the domain, and the child that answers QEMU does not: the guest goes on, and the next vnumad attaches
 /// it or has it attached.
 fn ended_in_mid_attach(vm: &Vm, how: &str, moment_ms: u64) -> Result<()> {
+    let before = property(UNIT, "MainPID")?;
     let attach = vnumactl_command(&["attach", NAME]).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
     let attach = Process(attach.context("vnumactl attach")?);
     sleep(Duration::from_millis(moment_ms));
@@ -138,15 +139,22 @@ fn ended_in_mid_attach(vm: &Vm, how: &str, moment_ms: u64) -> Result<()> {
     };
     vm.exec(&["true"]).context("the guest stands still")?;
     drop(attach);
-    // While the unit is started again after it was killed, a start of it fails.
-    wait_for("the unit to run again", HANG_LIMIT, || Ok(output("systemctl", &["start", UNIT]).is_ok()))
-        .with_context(|| status(UNIT))?;
+    runs_again(&before)?;
     // Whoever has it attached below does not count.
     wait_until_listed(NAME).with_context(|| status(UNIT))?;
     let came = libvirt::has_channel_of(NAME)?;
     served_by_the_next(vm)?;
     println!("{how} of the unit {moment_ms} ms after it was asked to attach: the device came: {came}");
     Ok(())
+}
+
+/// While the unit is started again after it was killed, a start of it fails, or it is taken for the one that was killed.
+fn runs_again(before: &str) -> Result<()> {
+    wait_for("the unit to run again", HANG_LIMIT, || {
+        let started = output("systemctl", &["start", UNIT]).is_ok();
+        Ok(started && !["0", before].contains(&property(UNIT, "MainPID")?.as_str()))
+    })
+    .with_context(|| status(UNIT))
 }
 
 /// The next vnumad has taken the channel over, or attaches the domain when it is asked to. The guest is told, and detached.
@@ -192,11 +200,10 @@ fn killed_before_qemu_reads(vm: &Vm) -> Result<()> {
     }
     let (child, attach) = caught.context("QEMU had read everything before it was stopped, each time")?;
     output("systemctl", &["kill", "--signal=KILL", "--kill-whom=main", UNIT])?;
-    let next = || Ok(!["0", main.as_str()].contains(&property(UNIT, "MainPID")?.as_str()));
-    let starts = wait_for("the next vnumad", HANG_LIMIT, next);
+    let starts = runs_again(&main);
     let outlives = Path::new(&format!("/proc/{child}/status")).exists();
     kill(qemu, Signal::SIGCONT).context("QEMU")?;
-    starts.with_context(|| status(UNIT))?;
+    starts?;
     ensure!(outlives, "the child has ended with the unit");
     drop(attach);
     wait_for("the device to come", HANG_LIMIT, || libvirt::has_channel_of(NAME))?;
