@@ -1,6 +1,8 @@
 //! What scx_vnuma does with threads that it is told of, without vnumad: it takes them to their places, lets idle CPUs steal
 //! them, and ends as it should, however it ends. The threads are loops, which never sleep: it sees them when their time is up.
 
+mod names;
+
 use crate::{
     crowd, flips,
     threads::{Group, KEEP_S, LOOKS, Loop, beat, expect_share, loaded, shares, start, stop},
@@ -104,6 +106,9 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     }
     if wanted("full") {
         takes_all()?;
+    }
+    if wanted("names") {
+        names::need_not_be_there()?;
     }
     vcpus::run(wanted)
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
  * What scx_vnuma uses of the kernel: types as far as they are used, relocated against the
- * running kernel (CO-RE), and functions by the names that Linux 7.3 has.
+ * running kernel (CO-RE), and functions by the names that kernels have.
  */
 #ifndef SCX_VNUMA_KERNEL_H
 #define SCX_VNUMA_KERNEL_H
@@ -129,11 +129,81 @@ struct sched_ext_ops {
 	char name[128];
 };
 
-extern void scx_bpf_dsq_insert(struct task_struct *p, __u64 dsq_id, __u64 slice,
-			       __u64 enq_flags) __ksym;
-extern void scx_bpf_dsq_insert_vtime(struct task_struct *p, __u64 dsq_id, __u64 slice,
-				     __u64 vtime, __u64 enq_flags) __ksym;
-extern bool scx_bpf_dsq_move_to_local(__u64 dsq_id) __ksym;
+/*
+ * Kernels rename functions, and give them other types. libbpf ignores what follows the last three
+ * underscores of a name, and leaves out what the running kernel has not, or has with another type.
+ */
+extern bool scx_bpf_dsq_insert___v2___weak(struct task_struct *p, __u64 dsq_id, __u64 slice,
+					   __u64 enq_flags) __ksym __weak;
+extern bool scx_bpf_dsq_insert___bool(struct task_struct *p, __u64 dsq_id, __u64 slice,
+				      __u64 enq_flags) __ksym __weak;
+extern void scx_bpf_dsq_insert___void(struct task_struct *p, __u64 dsq_id, __u64 slice,
+				      __u64 enq_flags) __ksym __weak;
+extern bool scx_bpf_dsq_move_to_local___v2___weak(__u64 dsq_id, __u64 enq_flags) __ksym __weak;
+extern bool scx_bpf_dsq_move_to_local___two(__u64 dsq_id, __u64 enq_flags) __ksym __weak;
+extern bool scx_bpf_dsq_move_to_local___one(__u64 dsq_id) __ksym __weak;
+/* Since Linux 7.1. */
+extern void scx_bpf_dsq_reenq___weak(__u64 dsq_id, __u64 reenq_flags) __ksym __weak;
+extern __u32 scx_bpf_reenqueue_local___weak(void) __ksym __weak;
+
+struct scx_bpf_dsq_insert_vtime_args {
+	__u64 dsq_id;
+	__u64 slice;
+	__u64 vtime;
+	__u64 enq_flags;
+};
+
+extern bool __scx_bpf_dsq_insert_vtime(struct task_struct *p,
+				       struct scx_bpf_dsq_insert_vtime_args *args) __ksym;
+
+static __always_inline void scx_bpf_dsq_insert(struct task_struct *p, __u64 dsq_id, __u64 slice,
+					       __u64 enq_flags)
+{
+	if (bpf_ksym_exists(scx_bpf_dsq_insert___v2___weak))
+		scx_bpf_dsq_insert___v2___weak(p, dsq_id, slice, enq_flags);
+	else if (bpf_ksym_exists(scx_bpf_dsq_insert___bool))
+		scx_bpf_dsq_insert___bool(p, dsq_id, slice, enq_flags);
+	else
+		scx_bpf_dsq_insert___void(p, dsq_id, slice, enq_flags);
+}
+
+static __always_inline void scx_bpf_dsq_insert_vtime(struct task_struct *p, __u64 dsq_id,
+						     __u64 slice, __u64 vtime, __u64 enq_flags)
+{
+	struct scx_bpf_dsq_insert_vtime_args args = {
+		.dsq_id = dsq_id,
+		.slice = slice,
+		.vtime = vtime,
+		.enq_flags = enq_flags,
+	};
+
+	__scx_bpf_dsq_insert_vtime(p, &args);
+}
+
+static __always_inline bool scx_bpf_dsq_move_to_local(__u64 dsq_id)
+{
+	if (bpf_ksym_exists(scx_bpf_dsq_move_to_local___v2___weak))
+		return scx_bpf_dsq_move_to_local___v2___weak(dsq_id, 0);
+	if (bpf_ksym_exists(scx_bpf_dsq_move_to_local___two))
+		return scx_bpf_dsq_move_to_local___two(dsq_id, 0);
+	return scx_bpf_dsq_move_to_local___one(dsq_id);
+}
+
+/* Without effect on Linux 7.0. */
+static __always_inline void scx_bpf_dsq_reenq(__u64 dsq_id)
+{
+	if (bpf_ksym_exists(scx_bpf_dsq_reenq___weak))
+		scx_bpf_dsq_reenq___weak(dsq_id, 0);
+}
+
+static __always_inline void scx_bpf_reenqueue_local(void)
+{
+	if (bpf_ksym_exists(scx_bpf_dsq_reenq___weak))
+		scx_bpf_dsq_reenq___weak(SCX_DSQ_LOCAL, 0);
+	else
+		scx_bpf_reenqueue_local___weak();
+}
+
 extern bool scx_bpf_dsq_move(struct bpf_iter_scx_dsq *it__iter, struct task_struct *p,
 			     __u64 dsq_id, __u64 enq_flags) __ksym;
 extern int bpf_iter_scx_dsq_new(struct bpf_iter_scx_dsq *it, __u64 dsq_id, __u64 flags) __ksym;
@@ -154,8 +224,6 @@ extern void scx_bpf_dsq_move_set_vtime(struct bpf_iter_scx_dsq *it__iter, __u64 
 extern struct cgroup *scx_bpf_task_cgroup(struct task_struct *p) __ksym;
 extern struct cgroup *bpf_cgroup_ancestor(struct cgroup *cgrp, int level) __ksym;
 extern void bpf_cgroup_release(struct cgroup *cgrp) __ksym;
-extern __u32 scx_bpf_reenqueue_local(void) __ksym;
-extern void scx_bpf_dsq_reenq(__u64 dsq_id, __u64 reenq_flags) __ksym;
 extern bool scx_bpf_task_set_slice(struct task_struct *p, __u64 slice) __ksym;
 extern struct bpf_cpumask *bpf_cpumask_create(void) __ksym;
 extern void bpf_cpumask_release(struct bpf_cpumask *cpumask) __ksym;

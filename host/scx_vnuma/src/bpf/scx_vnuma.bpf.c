@@ -240,7 +240,7 @@ static void look_around(void)
 
 	bpf_for(cpu, 0, nr_cpus) {
 		if (scx_bpf_dsq_nr_queued(SCX_DSQ_LOCAL_ON | cpu) > 0)
-			scx_bpf_dsq_reenq(SCX_DSQ_LOCAL_ON | cpu, 0);
+			scx_bpf_dsq_reenq(SCX_DSQ_LOCAL_ON | cpu);
 		if (scx_bpf_dsq_nr_queued(cpu) <= 0)
 			continue;
 		idle = -1;
