@@ -26,6 +26,7 @@ static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/scx_vnuma.bpf.o
 const BPFFS: &str = "/sys/fs/bpf";
 /// Of a file system that maps can be pinned in (`BPF_FS_MAGIC`).
 const BPFFS_MAGIC: i64 = 0xcafe_4a11;
+const HOTPLUGS: &str = "/sys/kernel/sched_ext/hotplug_seq";
 const PINS: [&str; 3] = [HEADER, ASSIGNMENTS, COUNTS];
 
 /// `SCX_EXIT_UNREG_KERN`, with `SCX_ECODE_ACT_RESTART` in the code: the kernel wants the scheduler loaded again.
@@ -73,8 +74,8 @@ pub struct Loaded {
 }
 
 impl Loaded {
-    /// Loads and attaches it, and pins its maps.
-    pub fn new(arguments: &Arguments) -> Result<Self> {
+    /// Loads and attaches it, and pins its maps. The kernel ends it at once if CPUs have come or gone since this count of such events.
+    pub fn new(arguments: &Arguments, hotplugs: u64) -> Result<Self> {
         refuse_second()?;
         libbpf_rs::set_print(Some((PrintLevel::Debug, if arguments.verbose { print } else { ignore })));
         unpin();
@@ -83,8 +84,14 @@ impl Loaded {
             true => ("vnuma_full", "vnuma_partial"),
             false => ("vnuma_partial", "vnuma_full"),
         };
-        for mut map in open.maps_mut().filter(|map| map.name() == other) {
-            map.set_autocreate(false)?;
+        for mut map in open.maps_mut() {
+            if map.name() == other {
+                map.set_autocreate(false)?;
+            } else if map.name() == wanted {
+                // The first member of its `struct sched_ext_ops`.
+                let seq = map.initial_value_mut().and_then(|ops| ops.get_mut(..size_of::<u64>()));
+                seq.context("the BPF object has no scheduler")?.copy_from_slice(&hotplugs.to_ne_bytes());
+            }
         }
         let mut object = open.load().context(
             "loading the BPF program: it needs Linux 7.0 or newer with sched_ext (--verbose shows what the kernel says)",
@@ -97,11 +104,7 @@ impl Loaded {
             // Another one may have been loaded since this was looked at.
             refuse_second().err().unwrap_or_else(|| anyhow!(error).context("attaching the scheduler"))
         })?;
-        let loaded = Self { _link: link, _object: object, ended };
-        if let Some(ended) = loaded.ended() {
-            bail!("the kernel has ended the scheduler at once: {}", ended.reason);
-        }
-        loaded.pin()
+        Self { _link: link, _object: object, ended }.pin()
     }
 
     fn pin(mut self) -> Result<Self> {
@@ -129,6 +132,12 @@ impl Loaded {
             reason: format!("{} (kind {}, code {:#x})", words.join(": "), exit.kind, exit.code),
         })
     }
+}
+
+/// How often CPUs have come or gone since the server started; 0 if the kernel does not say it.
+pub fn hotplugs() -> u64 {
+    let text = fs::read_to_string(HOTPLUGS).unwrap_or_default();
+    text.trim().parse().unwrap_or_default()
 }
 
 /// The maps of a scheduler that has ended are of no use to anybody.

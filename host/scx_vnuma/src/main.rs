@@ -5,7 +5,7 @@ mod load;
 
 use anyhow::{Context, Result, bail};
 use clap::Parser;
-use load::{Loaded, Lock, refuse_second, unpin};
+use load::{Ended, Loaded, Lock, hotplugs, refuse_second, unpin};
 use nix::{
     errno::Errno,
     poll::{PollFd, PollFlags, PollTimeout, poll},
@@ -90,10 +90,18 @@ fn run(arguments: &Arguments) -> Result<()> {
     let _lock = Lock::take()?;
     let mode = if arguments.full { "all threads of the host" } else { "threads of class SCHED_EXT" };
     loop {
-        let loaded = Loaded::new(arguments)?;
-        println!("scx_vnuma: loaded, schedules {mode}");
-        let ended = wait(&loaded, &signals)?;
-        drop(loaded);
+        let before = hotplugs();
+        let ended = match Loaded::new(arguments, before) {
+            Ok(loaded) => {
+                println!("scx_vnuma: loaded, schedules {mode}");
+                wait(|| loaded.ended(), &signals)?
+            }
+            // What was read of a CPU may have gone with it.
+            Err(error) if hotplugs() != before => {
+                wait(|| Some(Ended { restart: true, reason: format!("{error:#}") }), &signals)?
+            }
+            Err(error) => return Err(error),
+        };
         unpin();
         match ended {
             None => {
@@ -106,17 +114,18 @@ fn run(arguments: &Arguments) -> Result<()> {
     }
 }
 
-/// Waits for a signal, or until the kernel ends the scheduler.
-fn wait(loaded: &Loaded, signals: &SignalFd) -> Result<Option<load::Ended>> {
+/// Waits for a signal, or until the kernel has ended the scheduler. A signal comes first.
+fn wait(ended: impl Fn() -> Option<Ended>, signals: &SignalFd) -> Result<Option<Ended>> {
     loop {
-        let look_ms = PollTimeout::from(1000u16);
+        let ended = ended();
+        let look_ms = PollTimeout::from(if ended.is_some() { 0u16 } else { 1000 });
         match poll(&mut [PollFd::new(signals.as_fd(), PollFlags::POLLIN)], look_ms) {
             Ok(0) | Err(Errno::EINTR) => {}
             Ok(_) => return Ok(None),
             Err(errno) => return Err(errno).context("poll"),
         }
-        if let Some(ended) = loaded.ended() {
-            return Ok(Some(ended));
+        if ended.is_some() {
+            return Ok(ended);
         }
     }
 }

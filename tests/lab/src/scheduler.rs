@@ -1,6 +1,7 @@
 //! What scx_vnuma does with threads that it is told of, without vnumad: it takes them to their places, lets idle CPUs steal
 //! them, and ends as it should, however it ends. The threads are loops, which never sleep: it sees them when their time is up.
 
+mod cpus;
 mod names;
 
 use crate::{
@@ -109,6 +110,9 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     }
     if wanted("names") {
         names::need_not_be_there()?;
+    }
+    if wanted("cpus") {
+        cpus::come_and_go()?;
     }
     vcpus::run(wanted)
 }

@@ -104,8 +104,12 @@ struct bpf_iter_scx_dsq {
 	__u64 opaque[6];
 } __attribute__((aligned(8)));
 
-/* Members of the kernel's that are not here are left as they are: unset. */
+/*
+ * Members of the kernel's that are not here are left as they are: unset. They may have another
+ * order: the first one is what the loader writes.
+ */
 struct sched_ext_ops {
+	__u64 hotplug_seq;
 	__s32 (*select_cpu)(struct task_struct *p, __s32 prev_cpu, __u64 wake_flags);
 	void (*enqueue)(struct task_struct *p, __u64 enq_flags);
 	void (*dispatch)(__s32 cpu, struct task_struct *prev);
