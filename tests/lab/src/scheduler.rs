@@ -1,6 +1,7 @@
 //! What scx_vnuma does with threads that it is told of, without vnumad: it takes them to their places, lets idle CPUs steal
 //! them, and ends as it should, however it ends. The threads are loops, which never sleep: it sees them when their time is up.
 
+mod alone;
 mod cpus;
 mod names;
 
@@ -67,7 +68,8 @@ pub struct Arguments {
 type Part = (&'static str, fn(&Scheduler) -> Result<()>);
 
 /// What one scheduler does before it is killed.
-const PARTS: [Part; 10] = [
+const PARTS: [Part; 11] = [
+    ("alone", alone::keeps_its_cpu),
     ("places", follows_places),
     ("wakes", wakes_at_its_place),
     ("preempts", goes_first_as_it_wakes),

@@ -451,6 +451,8 @@ void BPF_PROG(vnuma_enqueue, struct task_struct *p, __u64 enq_flags)
 	come_to(t, cpu, h->slice_ns);
 	if ((enq_flags & SCX_ENQ_LAST) && cpu == scx_bpf_task_cpu(p)) {
 		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, h->slice_ns, enq_flags);
+		/* The CPU has chosen its idle thread already, and has to choose again. */
+		scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);
 		return;
 	}
 	scx_bpf_dsq_insert_vtime(p, cpu, h->slice_ns, t->vtime, enq_flags);
@@ -504,6 +506,33 @@ static bool runs_on(struct task_struct *prev, __s32 cpu, __u64 now)
 	return behind;
 }
 
+/*
+ * Does nothing else want the CPU of the thread that runs, and is it to stay there? Then it runs
+ * on. Left to enqueue() as the last one it would give way to the idle thread, and kernels before
+ * 7.3 would leave it there until something wakes the CPU.
+ */
+static bool is_alone(struct task_struct *prev, __s32 cpu, struct vnuma_sched_header *h, __u64 now)
+{
+	struct thread *t = bpf_task_storage_get(&threads, prev, NULL, 0);
+	struct queue *queue = bpf_map_lookup_elem(&queues, &cpu);
+	const struct cpumask *place;
+	__u64 vtime;
+
+	if (!t || !queue || t->until_ns || scx_bpf_dsq_nr_queued(cpu) > 0)
+		return false;
+	if (!bpf_cpumask_test_cpu(cpu, prev->cpus_ptr))
+		return false;
+	place = place_of(prev, t, h, now);
+	if (place && t->apply && !bpf_cpumask_test_cpu(cpu, place))
+		return false;
+	t->apply = false;
+	queue->ends_ns = 0;
+	vtime = t->vtime + used(t, now - t->running_ns);
+	if (queue->vtime < vtime)
+		queue->vtime = vtime;
+	return true;
+}
+
 SEC("struct_ops/vnuma_dispatch")
 void BPF_PROG(vnuma_dispatch, __s32 cpu, struct task_struct *prev)
 {
@@ -518,6 +547,8 @@ void BPF_PROG(vnuma_dispatch, __s32 cpu, struct task_struct *prev)
 		count(VNUMA_SCHED_COUNT_KEPT);
 		return;
 	}
+	if (ready && is_alone(prev, cpu, h, now) && scx_bpf_task_set_slice(prev, h->slice_ns))
+		return;
 	/* With a thread that is ready the CPU is not idle: enqueue() gets it as the last one. */
 	if (scx_bpf_dsq_move_to_local(cpu) || ready)
 		return;
