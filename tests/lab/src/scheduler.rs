@@ -4,6 +4,7 @@
 mod alone;
 mod cpus;
 mod names;
+mod quotas;
 
 use crate::{
     crowd, flips,
@@ -68,7 +69,7 @@ pub struct Arguments {
 type Part = (&'static str, fn(&Scheduler) -> Result<()>);
 
 /// What one scheduler does before it is killed.
-const PARTS: [Part; 11] = [
+const PARTS: [Part; 12] = [
     ("alone", alone::keeps_its_cpu),
     ("places", follows_places),
     ("wakes", wakes_at_its_place),
@@ -79,6 +80,7 @@ const PARTS: [Part; 11] = [
     ("within", stays_within_places),
     ("anew", queues_anew),
     ("groups", honours_groups),
+    ("raised", quotas::counts_at_once),
     ("silence", forgets_places),
 ];
 

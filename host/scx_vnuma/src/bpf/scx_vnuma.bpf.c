@@ -66,10 +66,16 @@
 /* The queue of threads whose control group has used up its cpu.max, by the end of that. */
 #define THROTTLED	BIT_ULL(32)
 
+/* Limits that change often have those that wait looked at no more often than this. */
+#define REQUEUE_NS	10000000ULL
+
 /* When the alarm goes off; 0: it does not. */
 static __u64 alarm_ns;
 /* When all queues were looked at last. */
 static __u64 looked_ns;
+/* A cpu.max has changed: those that wait for one are to be queued anew; when that was done last. */
+static bool requeue;
+static __u64 requeued_ns;
 
 static struct vnuma_sched_header *get_header(void)
 {
@@ -253,10 +259,27 @@ static void look_around(void)
 	}
 }
 
+/*
+ * Has enqueue() decide anew about all that wait for a cpu.max: they may wait for seconds, and its
+ * group may have a larger one now. Returns when that is to be done; 0: it is done.
+ */
+static __u64 queue_anew(__u64 now)
+{
+	if (!requeue)
+		return 0;
+	if (now < requeued_ns + REQUEUE_NS)
+		return requeued_ns + REQUEUE_NS;
+	requeued_ns = now;
+	/* First, as a change that follows is not to be lost. */
+	requeue = false;
+	scx_bpf_dsq_reenq(THROTTLED);
+	return 0;
+}
+
 /* Control groups have CPU time again: their threads go to the queues of their CPUs. */
 static int end_waits(void *map, int *key, struct alarm *alarm)
 {
-	__u64 now = bpf_ktime_get_ns(), next = 0, slices;
+	__u64 now = bpf_ktime_get_ns(), next = 0, slices, anew;
 	struct task_struct *p;
 	struct thread *t;
 	__u32 ended = zero;
@@ -291,6 +314,9 @@ static int end_waits(void *map, int *key, struct alarm *alarm)
 	slices = end_slices(now);
 	if (slices && (!next || slices < next))
 		next = slices;
+	anew = queue_anew(now);
+	if (anew && (!next || anew < next))
+		next = anew;
 	if (!next || next > now + LOOK_NS)
 		next = now + LOOK_NS;
 	set_alarm(next, now);
@@ -705,9 +731,13 @@ void BPF_PROG(vnuma_cgroup_set_bandwidth, struct cgroup *cgrp, __u64 period_us, 
 	      __u64 burst_us)
 {
 	struct group *g = get_group(cgrp);
+	__u64 now = bpf_ktime_get_ns();
 
-	if (g)
-		set_bandwidth(g, period_us, quota_us, burst_us);
+	if (!g)
+		return;
+	set_bandwidth(g, period_us, quota_us, burst_us);
+	requeue = true;
+	set_alarm(now, now);
 }
 
 SEC("struct_ops.s/vnuma_init")
