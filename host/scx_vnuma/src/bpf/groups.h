@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
  * Control groups: which share of a CPU a thread has, and how long it may run (cpu.weight,
- * cpu.max). A group's numbers are changed by several CPUs; a small error does not last.
+ * cpu.max). Numbers of a cpu.max are changed by several CPUs; a small error does not last.
  */
 #ifndef SCX_VNUMA_GROUPS_H
 #define SCX_VNUMA_GROUPS_H
@@ -13,19 +13,6 @@
 /* A thread does not wait longer than this at once: the kernel's watchdog watches all. */
 #define MAX_WAIT_NS	10000000000ULL
 #define UNLIMITED	(~0ULL)
-
-struct group {
-	__u32 weight;
-	__u32 in_parent;	/* its weight while it has runnable threads, as its parent has it */
-	__u32 users;		/* its runnable threads, and its groups that have some */
-	__u32 reserved;
-	__u64 active;		/* weights of these */
-	__u64 quota_ns;		/* UNLIMITED: it has no cpu.max */
-	__u64 period_ns;
-	__u64 burst_ns;
-	__s64 left_ns;		/* of the quota */
-	__u64 refill_ns;	/* when it is filled up */
-};
 
 struct {
 	__uint(type, MAP_TYPE_CGRP_STORAGE);
@@ -45,7 +32,7 @@ static void join(struct task_struct *p, struct thread *t, bool in)
 	__u32 weight = in ? p->scx.weight : t->in_group, i;
 	struct cgroup *own, *cgrp;
 	struct group *g;
-	bool more = false;
+	bool more;
 	int level;
 
 	if (in == !!t->in_group)
@@ -60,20 +47,9 @@ static void join(struct task_struct *p, struct thread *t, bool in)
 		if (!cgrp)
 			break;
 		g = get_group(cgrp);
-		if (g && in) {
-			__sync_fetch_and_add(&g->active, weight);
-			more = !__sync_fetch_and_add(&g->users, 1);
-			if (more)
-				g->in_parent = g->weight;
-		} else if (g) {
-			__sync_fetch_and_add(&g->active, -(__u64)weight);
-			more = __sync_fetch_and_add(&g->users, -1) == 1;
-			if (more)
-				g->active = 0;
-		}
-		weight = g ? g->in_parent : 0;
+		more = g && change_users(g, weight, in, &weight);
 		bpf_cgroup_release(cgrp);
-		if (!g || !more)
+		if (!more)
 			break;
 	}
 	bpf_cgroup_release(own);
@@ -167,20 +143,28 @@ static void take_time(struct task_struct *p, struct thread *t, __u64 ns, __u64 n
 /* Another weight: groups beside it that are busy feel it at once. */
 static void set_weight(struct cgroup *cgrp, struct group *g, __u32 weight)
 {
-	__u32 before = g->in_parent;
 	struct cgroup *above;
 	struct group *parent;
+	__u32 before, users;
 
+	bpf_spin_lock(&g->lock);
 	g->weight = weight;
-	if (!g->users)
+	before = g->in_parent;
+	users = g->users;
+	if (users)
+		g->in_parent = weight;
+	bpf_spin_unlock(&g->lock);
+	if (!users)
 		return;
-	g->in_parent = weight;
 	above = bpf_cgroup_ancestor(cgrp, cgrp->level - 1);
 	if (!above)
 		return;
 	parent = get_group(above);
-	if (parent)
-		__sync_fetch_and_add(&parent->active, (__u64)weight - before);
+	if (parent) {
+		bpf_spin_lock(&parent->lock);
+		parent->active += (__u64)weight - before;
+		bpf_spin_unlock(&parent->lock);
+	}
 	bpf_cgroup_release(above);
 }
 

@@ -33,6 +33,7 @@
 #include <vnuma/sched.h>
 #include "kernel.h"
 #include "maps.h"
+#include "members.h"
 #include "groups.h"
 #include "steal.h"
 
