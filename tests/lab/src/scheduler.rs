@@ -118,6 +118,9 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     if wanted("cpus") {
         cpus::come_and_go()?;
     }
+    if wanted("twice") {
+        quotas::count_once_in_full_mode()?;
+    }
     vcpus::run(wanted)
 }
 

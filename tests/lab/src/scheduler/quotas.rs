@@ -1,7 +1,7 @@
-//! Limits of CPU time (`cpu.max`): a new one counts at once.
+//! Limits of CPU time (`cpu.max`): a new one counts at once, and in full mode each of them once.
 
-use crate::threads::{Group, Loop, beat};
-use anyhow::{Result, ensure};
+use crate::threads::{Group, Loop, beat, start, stop};
+use anyhow::{Context, Result, ensure};
 use std::time::Duration;
 use vnuma_observe::{location::monotonic_ns, scheduler::Scheduler};
 use vnuma_scenario::{HANG_LIMIT, wait_for};
@@ -9,6 +9,12 @@ use vnuma_scenario::{HANG_LIMIT, wait_for};
 /// A thread waits for its limit if it has not run for so long: a limit's period is 100 ms by default.
 const STANDS: Duration = Duration::from_millis(400);
 const LOOK: Duration = Duration::from_millis(20);
+/// Half seconds in which shares are measured, and how often before they are wrong.
+const WATCHED: u32 = 8;
+const SPANS: usize = 4;
+/// Of a CPU: a limit, and what a tick of the kernel and its deduction add to it.
+const LIMIT: f64 = 0.2;
+const MORE: f64 = 0.06;
 
 fn ran(threads: &[Loop]) -> Result<Vec<u64>> {
     threads.iter().map(Loop::ran_ns).collect()
@@ -62,5 +68,45 @@ pub(super) fn counts_at_once(scheduler: &Scheduler) -> Result<()> {
         raised / 1_000_000
     );
     ensure!(raised < by_itself / 4, "a raised limit counts after {raised} ns, else after {by_itself} ns");
+    Ok(())
+}
+
+/// Shares of a CPU that a thread of class SCHED_OTHER and one of class SCHED_EXT have, which are in one group with a limit.
+fn watch(scheduler: &Scheduler, threads: &[&Loop; 2]) -> Result<[f64; 2]> {
+    let (began, before) = (monotonic_ns(), [threads[0].ran_ns()?, threads[1].ran_ns()?]);
+    for _ in 0..WATCHED {
+        beat(scheduler)?;
+        std::thread::sleep(Duration::from_millis(500));
+    }
+    let time = (monotonic_ns() - began) as f64;
+    Ok([(threads[0].ran_ns()? - before[0]) as f64 / time, (threads[1].ran_ns()? - before[1]) as f64 / time])
+}
+
+/// A limit holds for all threads of a group in full mode. In partial mode it holds for each of two schedulers by itself: for what the
+/// kernel's own has and for what scx_vnuma has.
+pub(super) fn count_once_in_full_mode() -> Result<()> {
+    for (options, most) in [(&[][..], 2.0), (&["--full"], 1.0)] {
+        let (process, scheduler) = start(options)?;
+        let group = Group::new("scx-twice", "cpu.max", "20000 100000")?;
+        let (other, ext) = (Loop::start_fair("2")?, Loop::start("3")?);
+        [&other, &ext].iter().try_for_each(|thread| group.take(thread))?;
+        let mut seen = [0.0; 2];
+        let right = |seen: &[f64; 2]| seen.iter().sum::<f64>() <= most * (LIMIT + MORE);
+        for _ in 0..SPANS {
+            seen = watch(&scheduler, &[&other, &ext])?;
+            println!(
+                "options {options:?}, a limit of {LIMIT}: SCHED_OTHER and SCHED_EXT have {seen:.3?} of a CPU"
+            );
+            if right(&seen) {
+                break;
+            }
+        }
+        ensure!(
+            right(&seen),
+            "options {options:?}: {seen:.3?}, a limit of {LIMIT} counts {most} times at most"
+        );
+        drop((other, ext));
+        stop(process).context("after a limit")?;
+    }
     Ok(())
 }
