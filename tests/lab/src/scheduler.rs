@@ -3,6 +3,7 @@
 
 mod alone;
 mod cpus;
+mod entitled;
 mod names;
 mod quotas;
 
@@ -111,6 +112,16 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     }
     if wanted("full") {
         takes_all()?;
+    }
+    if wanted("entitled") || wanted("lags") {
+        let (process, scheduler) = start(&[])?;
+        if wanted("entitled") {
+            entitled::stay_within_their_share(&scheduler)?;
+        }
+        if wanted("lags") {
+            entitled::wait_for_a_bounded_time(&scheduler)?;
+        }
+        stop(process)?;
     }
     if wanted("names") {
         names::need_not_be_there()?;

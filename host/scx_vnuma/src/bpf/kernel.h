@@ -38,6 +38,7 @@ enum scx_enq_flags___vnuma {
 #define SCX_KICK_IDLE	1
 #define SCX_KICK_PREEMPT 2
 #define SCX_PICK_IDLE_CORE 1
+#define SCX_DSQ_ITER_REV 0x10000
 
 struct cpumask {
 	unsigned long bits[1];

@@ -35,10 +35,8 @@
 #include "maps.h"
 #include "members.h"
 #include "groups.h"
+#include "vtime.h"
 #include "steal.h"
-
-/* A thread may be behind its queue by so many slices when it comes from another one. */
-#define MAX_BEHIND	10
 
 #define CLOCK_MONOTONIC	1
 
@@ -133,38 +131,6 @@ static const struct cpumask *place_of(struct task_struct *p, struct thread *t,
 	if (t->epoch != a->epoch)
 		take_assignment(p, t, a);
 	return t->placed ? (const struct cpumask *)t->place : NULL;
-}
-
-/* Virtual time that a thread has used. */
-static __u64 used(struct thread *t, __u64 ns)
-{
-	return ns * WHOLE / (t->share ?: WHOLE);
-}
-
-/* Virtual time of a thread in the queue of a CPU that it comes to. */
-static void come_to(struct thread *t, __u32 cpu, __u64 slice)
-{
-	struct queue *to = bpf_map_lookup_elem(&queues, &cpu);
-	struct queue *from;
-	__u64 ahead = 0, turn = used(t, slice);
-	__u64 most = turn * MAX_BEHIND;
-	__u32 last = t->cpu;
-
-	if (!to)
-		return;
-	if (last != cpu) {
-		from = bpf_map_lookup_elem(&queues, &last);
-		if (from && t->vtime > from->vtime)
-			ahead = t->vtime - from->vtime;
-		t->vtime = to->vtime + (ahead < most ? ahead : most);
-		t->cpu = cpu;
-	}
-	/* Who has slept is served soon, but not for all the time that it slept. */
-	if (t->vtime + turn < to->vtime)
-		t->vtime = to->vtime - turn;
-	/* Who has a small share waits long, but not longer than the kernel's watchdog has it. */
-	if (t->vtime > to->vtime + MAX_WAIT_NS)
-		t->vtime = to->vtime + MAX_WAIT_NS;
 }
 
 /* How long a thread runs before others of the queue of its CPU have their turn. */
@@ -415,22 +381,6 @@ static __s32 queue_for(struct task_struct *p, struct thread *t, const struct cpu
 	return cpu;
 }
 
-/* Virtual time of the first thread that waits in the queue of a CPU; the latest if none does. */
-static __u64 first_vtime(__s32 cpu)
-{
-	struct task_struct *p;
-	__u64 vtime = ~0ULL;
-	struct thread *first;
-
-	bpf_for_each(scx_dsq, p, cpu, 0) {
-		first = bpf_task_storage_get(&threads, p, NULL, 0);
-		if (first)
-			vtime = first->vtime;
-		break;
-	}
-	return vtime;
-}
-
 /*
  * Is a thread that wakes the first one of its queue, and behind the one that runs, by more than
  * a part of its turn? What runs is read without a lock: an error costs a switch, or a wait.
@@ -501,20 +451,6 @@ void BPF_PROG(vnuma_enqueue, struct task_struct *p, __u64 enq_flags)
 	}
 }
 
-/*
- * The time of a queue is that of the thread that is behind most, be it that one runs or waits:
- * one that was stolen may be ahead of all that wait, and who wakes comes before these.
- */
-static void pass_to(struct queue *queue, __s32 cpu, __u64 vtime)
-{
-	__u64 first = first_vtime(cpu);
-
-	if (first < vtime)
-		vtime = first;
-	if (queue->vtime < vtime)
-		queue->vtime = vtime;
-}
-
 /* Is the thread that runs behind the first one of the queue? Then it runs on. */
 static bool runs_on(struct task_struct *prev, __s32 cpu, __u64 now)
 {
@@ -553,6 +489,8 @@ static bool is_alone(struct task_struct *prev, __s32 cpu, struct vnuma_sched_hea
 	if (place && t->apply && !bpf_cpumask_test_cpu(cpu, place))
 		return false;
 	t->apply = false;
+	/* Nobody waits for the end of a short slice. */
+	t->lag_ns = 0;
 	queue->ends_ns = 0;
 	vtime = t->vtime + used(t, now - t->running_ns);
 	if (queue->vtime < vtime)
@@ -567,8 +505,9 @@ void BPF_PROG(vnuma_dispatch, __s32 cpu, struct task_struct *prev)
 	__u64 now = bpf_ktime_get_ns();
 	bool ready;
 
-	if (!h || rescue(cpu, h, now))
+	if (!h || serve_lagging(cpu, now))
 		return;
+	rescue(cpu, h, now);
 	ready = prev && (prev->scx.flags & SCX_TASK_QUEUED);
 	if (ready && runs_on(prev, cpu, now) && scx_bpf_task_set_slice(prev, slice_on(cpu, h))) {
 		count(VNUMA_SCHED_COUNT_KEPT);
@@ -607,6 +546,10 @@ void BPF_PROG(vnuma_running, struct task_struct *p)
 	t->share = share_of(p, t);
 	note_running(queue, t);
 	slice = slice_on(cpu, h);
+	if (t->lag_ns) {
+		t->lag_ns = t->running_ns;
+		slice = LAG_SLICE_NS;
+	}
 	queue->ends_ns = 0;
 	if (slice < h->slice_ns && scx_bpf_task_set_slice(p, slice)) {
 		/* The kernel sees it at a tick, which may be much later. */
@@ -661,13 +604,17 @@ void BPF_PROG(vnuma_stopping, struct task_struct *p, bool runnable)
 	struct thread *t = bpf_task_storage_get(&threads, p, NULL, 0);
 	__u32 cpu = scx_bpf_task_cpu(p);
 	struct queue *queue = bpf_map_lookup_elem(&queues, &cpu);
+	__u64 now = bpf_ktime_get_ns();
 
 	if (queue) {
+		queue->served_ns = now;
 		queue->charged_ns = 0;
 		queue->ends_ns = 0;
 	}
 	if (t)
-		charge(p, t, bpf_ktime_get_ns());
+		charge(p, t, now);
+	if (t && queue && t->lag_ns)
+		end_lag(queue, t, now);
 }
 
 SEC("struct_ops/vnuma_set_cpumask")

@@ -4,8 +4,12 @@
  * Scheduling Virtual Machines on NUMA Systems" (CLUSTER 2016): from its own node first, from
  * the longest queue there, the thread with the least LLC access pressure; then from the other
  * nodes, the nearest first. Whoever decides may want another way (VNUMA_SCHED_STEAL_*). A
- * thread that has waited too long is stolen before all others, and by CPUs that are not idle,
- * too.
+ * thread that has waited too long is stolen before all others.
+ *
+ * A thread whose CPU another class has is rescued by CPUs that are not idle, too: it goes to their
+ * queues, where it waits as its share says. One that waits for a second in a queue that is served
+ * has a very small share. It gets the CPU for a moment, so that none waits for ever. All such turns
+ * have a 200th of the CPU's time.
  *
  * Any user can have any number of threads wait, so a bounded number is looked at: the first
  * ones of a queue, which have had least of their share.
@@ -22,7 +26,18 @@
 /* Threads that are looked at in a queue, in all for one theft, and for one rescue. */
 #define LOOKED_AT	64
 #define LOOKED_AT_IN_ALL 1024
-#define LOOKED_AT_TO_RESCUE 512
+#define LOOKED_AT_TO_RESCUE LONG_QUEUE
+
+/*
+ * How long a thread waits in a queue that is served, for how long it runs then, and which part of
+ * the CPU's time all such turns have.
+ */
+#define LAG_NS		1000000000ULL
+#define LAG_SLICE_NS	250000ULL
+#define LAG_PART	200
+#define LAG_PAUSE_NS	(LAG_PART * LAG_SLICE_NS)
+/* What a turn is charged with at most: on a machine that stands still it may be any time. */
+#define LAG_MOST_NS	(40 * LAG_SLICE_NS)
 
 /*
  * 0, which the kernel's verifier does not know: it would go through a loop with a counter
@@ -66,6 +81,14 @@ static bool may_take(struct task_struct *p, __s32 cpu)
 	return !p->migration_disabled || scx_bpf_task_cpu(p) == cpu;
 }
 
+/* How long a thread has waited. It may have been queued by another CPU after `now` was read. */
+static __u64 waits(struct thread *t, __u64 now)
+{
+	__u64 queued_ns = t->queued_ns;
+
+	return now > queued_ns ? now - queued_ns : 0;
+}
+
 /*
  * The thread of a queue that a CPU may run and is to steal; 0 if there is none. Lower ranks
  * come first: those that have waited too long, the longest one first, then by pressure or as
@@ -90,7 +113,7 @@ static __u32 choose(__s32 victim, __s32 cpu, struct vnuma_sched_header *h, struc
 		t = bpf_task_storage_get(&threads, p, NULL, 0);
 		if (!t)
 			continue;
-		waited = s->now - t->queued_ns;
+		waited = waits(t, s->now);
 		if (waited >= h->starve_ns)
 			this = BIT_ULL(62) - (waited & (BIT_ULL(61) - 1));
 		else if (h->steal == VNUMA_SCHED_STEAL_PLACE && !within_place(t, cpu, h, s->now))
@@ -164,40 +187,135 @@ static bool steal_on(struct vnuma_sched_topology *host, __u32 node, __s32 cpu,
 	return false;
 }
 
+/* Does nothing of ours run on a CPU although it may, and has not for too long? */
+static bool is_stalled(__u32 cpu, struct vnuma_sched_header *h, __u64 now)
+{
+	struct queue *queue = bpf_map_lookup_elem(&queues, &cpu);
+
+	return queue && !queue->charged_ns && queue->served_ns + h->starve_ns <= now;
+}
+
+/* Moves a thread that waits for another CPU to the queue of this one. */
+static void bring(__u32 tid, __s32 victim, __s32 cpu, struct vnuma_sched_header *h)
+{
+	__u32 looks = zero;
+	struct task_struct *p;
+	struct thread *t;
+
+	bpf_for_each(scx_dsq, p, victim, 0) {
+		/* Others may have come before it. */
+		if (looks++ >= 2 * LOOKED_AT)
+			break;
+		if (p->pid != tid)
+			continue;
+		t = bpf_task_storage_get(&threads, p, NULL, 0);
+		if (!t || !may_take(p, cpu))
+			break;
+		come_to(t, cpu, h->slice_ns);
+		scx_bpf_dsq_move_set_vtime(&___it, t->vtime);
+		if (scx_bpf_dsq_move_vtime(&___it, p, cpu, 0))
+			count(VNUMA_SCHED_COUNT_STARVED);
+		break;
+	}
+}
+
 /*
- * Steals the thread of the whole host that has waited longest, if that is too long. A CPU
- * may be taken by other classes for a long time, and no other CPU may be idle. What it had no
- * time to look at comes first the next time.
+ * Brings the thread that has waited longest for a CPU that another class has, if that is too
+ * long: no other CPU may be idle. What it had no time to look at comes first the next time.
  */
-static bool rescue(__s32 cpu, struct vnuma_sched_header *h, __u64 now)
+static void rescue(__s32 cpu, struct vnuma_sched_header *h, __u64 now)
 {
 	struct search s = { .now = now, .left = LOOKED_AT_TO_RESCUE + zero };
-	__u32 key = cpu, first, i;
+	__u32 key = cpu, first, i, tid, found = 0;
 	__u64 least = BIT_ULL(63);
 	__s32 victim, best = -1;
 	struct queue *own = bpf_map_lookup_elem(&queues, &key);
 
 	/* The search passes over all queues, so it is not made each time. */
 	if (!own || now - own->searched_ns < h->starve_ns / 4)
-		return false;
+		return;
 	own->searched_ns = now;
 	first = own->searched;
 	if (first >= nr_cpus)
 		first = 0;
 	bpf_for(i, 0, nr_cpus) {
 		victim = first + i < nr_cpus ? first + i : first + i - nr_cpus;
-		if (victim == cpu || scx_bpf_dsq_nr_queued(victim) <= 0)
+		if (victim == cpu || scx_bpf_dsq_nr_queued(victim) <= 0 ||
+		    !is_stalled(victim, h, now))
 			continue;
 		own->searched = victim;
 		if (!s.left)
 			break;
-		if (choose(victim, cpu, h, &s) && s.rank < least) {
+		tid = choose(victim, cpu, h, &s);
+		if (tid && s.rank < least) {
 			least = s.rank;
 			best = victim;
+			found = tid;
 		}
 	}
-	s.left = LOOKED_AT + zero;
-	return best >= 0 && steal_from(best, cpu, h, &s);
+	if (best >= 0)
+		bring(found, best, cpu, h);
+}
+
+/* The thread that has waited longest in the queue of a CPU, if that is too long; 0 if none has. */
+static __u32 find_lagging(__s32 cpu, __u64 now)
+{
+	__u32 looks = zero, tid = 0;
+	__u64 longest = LAG_NS, waited;
+	struct task_struct *p;
+	struct thread *t;
+
+	/* Those with the least share are at the end. */
+	bpf_for_each(scx_dsq, p, cpu, SCX_DSQ_ITER_REV) {
+		if (looks++ >= LOOKED_AT_TO_RESCUE)
+			break;
+		t = bpf_task_storage_get(&threads, p, NULL, 0);
+		waited = t ? waits(t, now) : 0;
+		if (waited >= longest) {
+			longest = waited;
+			tid = p->pid;
+		}
+	}
+	return tid;
+}
+
+/* Runs the thread that has waited for the CPU longest for a moment, if that is too long. */
+static bool serve_lagging(__s32 cpu, __u64 now)
+{
+	__u32 key = cpu, tid, looks = zero;
+	struct queue *own = bpf_map_lookup_elem(&queues, &key);
+	struct task_struct *p;
+	struct thread *t;
+	bool moved = false;
+
+	if (!own || now < own->lag_from_ns || scx_bpf_dsq_nr_queued(cpu) <= 0)
+		return false;
+	own->lag_from_ns = now + LAG_PAUSE_NS;
+	tid = find_lagging(cpu, now);
+	if (!tid)
+		return false;
+	bpf_for_each(scx_dsq, p, cpu, SCX_DSQ_ITER_REV) {
+		if (looks++ >= 2 * LOOKED_AT_TO_RESCUE)
+			break;
+		if (p->pid != tid)
+			continue;
+		t = bpf_task_storage_get(&threads, p, NULL, 0);
+		if (!t || !may_take(p, cpu))
+			break;
+		moved = scx_bpf_dsq_move(&___it, p, SCX_DSQ_LOCAL, 0);
+		t->lag_ns = moved ? now : 0;
+		break;
+	}
+	return moved;
+}
+
+/* The turn of such a thread is over. It may have been longer, as a timer may be late. */
+static void end_lag(struct queue *queue, struct thread *t, __u64 now)
+{
+	__u64 ran = now - t->lag_ns;
+
+	queue->lag_from_ns = now + LAG_PART * (ran < LAG_MOST_NS ? ran : LAG_MOST_NS);
+	t->lag_ns = 0;
 }
 
 static __noinline __u32 node_of(struct vnuma_sched_topology *host, __u32 cpu)
