@@ -136,6 +136,9 @@ enum Scenario {
     Policy,
     /// The scheduler of vCPU threads, with threads that are no vCPUs and with those of VMs
     Scheduler(scheduler::Arguments),
+    /// In a guest of `scheduler`: threads wait for each other without end
+    #[command(hide = true)]
+    Barriers,
     /// Policies, masks, schedulers, vnumad and VMs come, go and change at random, for long
     Soak(soak::Arguments),
     /// QEMUs are stopped, used by somebody else, and killed in mid-attach
@@ -201,6 +204,7 @@ fn play(scenario: Scenario) -> anyhow::Result<()> {
         Scenario::Placement => placement::run(),
         Scenario::Policy => policy::run(),
         Scenario::Scheduler(arguments) => scheduler::run(&arguments),
+        Scenario::Barriers => scheduler::yields::wait_for_others(),
         Scenario::Soak(arguments) => soak::run(&arguments),
         Scenario::Stopped => stopped::run(),
         Scenario::Told => told::run(),

@@ -6,6 +6,7 @@ mod cpus;
 mod entitled;
 mod names;
 mod quotas;
+pub mod yields;
 
 use crate::{
     crowd, flips,
@@ -128,6 +129,9 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     }
     if wanted("cpus") {
         cpus::come_and_go()?;
+    }
+    if wanted("yields") {
+        yields::are_granted()?;
     }
     if wanted("twice") {
         quotas::count_once_in_full_mode()?;

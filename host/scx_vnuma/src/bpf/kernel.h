@@ -115,6 +115,7 @@ struct sched_ext_ops {
 	void (*enqueue)(struct task_struct *p, __u64 enq_flags);
 	void (*dispatch)(__s32 cpu, struct task_struct *prev);
 	void (*tick)(struct task_struct *p);
+	bool (*yield)(struct task_struct *from, struct task_struct *to);
 	void (*runnable)(struct task_struct *p, __u64 enq_flags);
 	void (*quiescent)(struct task_struct *p, __u64 deq_flags);
 	void (*running)(struct task_struct *p);

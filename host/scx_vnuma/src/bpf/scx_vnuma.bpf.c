@@ -37,6 +37,7 @@
 #include "groups.h"
 #include "vtime.h"
 #include "steal.h"
+#include "yield.h"
 
 #define CLOCK_MONOTONIC	1
 
@@ -383,19 +384,15 @@ static __s32 queue_for(struct task_struct *p, struct thread *t, const struct cpu
 
 /*
  * Is a thread that wakes the first one of its queue, and behind the one that runs, by more than
- * a part of its turn? What runs is read without a lock: an error costs a switch, or a wait.
+ * a part of its turn?
  */
 static bool goes_first(struct thread *t, __s32 cpu, __u64 slice, __u64 now)
 {
-	__u32 key = cpu;
-	struct queue *queue = bpf_map_lookup_elem(&queues, &key);
-	__u64 since;
+	struct queue *queue = bpf_map_lookup_elem(&queues, &cpu);
 
-	if (!queue || !queue->charged_ns || first_vtime(cpu) < t->vtime)
+	if (!queue || first_vtime(cpu) < t->vtime)
 		return false;
-	since = now > queue->charged_ns ? now - queue->charged_ns : 0;
-	return t->vtime + used(t, slice / AHEAD_PART) <
-	       queue->runs_vtime + since * WHOLE / (queue->runs_share ?: WHOLE);
+	return is_behind(t, queue, used(t, slice / AHEAD_PART), now);
 }
 
 SEC("struct_ops/vnuma_enqueue")
@@ -505,7 +502,7 @@ void BPF_PROG(vnuma_dispatch, __s32 cpu, struct task_struct *prev)
 	__u64 now = bpf_ktime_get_ns();
 	bool ready;
 
-	if (!h || serve_lagging(cpu, now))
+	if (!h || serve_yield(cpu) || serve_lagging(cpu, now))
 		return;
 	rescue(cpu, h, now);
 	ready = prev && (prev->scx.flags & SCX_TASK_QUEUED);
@@ -578,6 +575,17 @@ void BPF_PROG(vnuma_tick, struct task_struct *p)
 	/* Its control group has used up its cpu.max: enqueue() has it wait. */
 	if (t->until_ns)
 		scx_bpf_task_set_slice(p, 0);
+}
+
+SEC("struct_ops/vnuma_yield")
+bool BPF_PROG(vnuma_yield, struct task_struct *from, struct task_struct *to)
+{
+	struct vnuma_sched_header *h = get_header();
+
+	if (to && (!h || !yield_to(from, to, h, bpf_ktime_get_ns())))
+		return false;
+	scx_bpf_task_set_slice(from, 0);
+	return !!to;
 }
 
 SEC("struct_ops/vnuma_runnable")
@@ -739,6 +747,7 @@ struct sched_ext_ops mode = {							\
 	.enqueue = (void *)vnuma_enqueue,					\
 	.dispatch = (void *)vnuma_dispatch,					\
 	.tick = (void *)vnuma_tick,						\
+	.yield = (void *)vnuma_yield,						\
 	.runnable = (void *)vnuma_runnable,					\
 	.quiescent = (void *)vnuma_quiescent,					\
 	.running = (void *)vnuma_running,					\
