@@ -32,6 +32,8 @@ pub struct Profile {
     pub iommu: bool,
     /// Pages of 1 GiB that the kernel keeps for each node at boot: later it rarely finds that much in one piece.
     pub pages_1g_per_node: usize,
+    /// Has each core two threads (SMT)? Their CPUs are neighbours by number.
+    pub smt: bool,
 }
 
 /// The text of a profile.
@@ -49,6 +51,8 @@ struct Text {
     iommu: bool,
     #[serde(default)]
     pages_1g_per_node: usize,
+    #[serde(default)]
+    smt: bool,
 }
 
 /// Room for CPUs and memory that are plugged while the server runs.
@@ -223,7 +227,7 @@ impl Profile {
 
     fn build(text: Text) -> Result<Self, Fault> {
         let Text { nodes, cpus_per_node, memory_mib_per_node, pages_1g_per_node, .. } = text;
-        let Text { distances, devices, hotplug, iommu, .. } = text;
+        let Text { distances, devices, hotplug, iommu, smt, .. } = text;
         range("nodes", nodes, 1, 16)?;
         let cpus_per_node = cpus_per_node.resolve("cpus_per_node", nodes, 1, 16)?;
         let memory_mib_per_node = memory_mib_per_node.resolve("memory_mib_per_node", nodes, 256, 65536)?;
@@ -236,6 +240,7 @@ impl Profile {
             hotplug,
             iommu,
             pages_1g_per_node,
+            smt,
         };
         profile.check()?;
         Ok(profile)
@@ -256,6 +261,10 @@ impl Profile {
                 let reason = "0, as is memory_mib_per_node: such a node needs [hotplug]".to_owned();
                 return Err((format!("cpus_per_node[{node}]"), reason));
             }
+        }
+        if self.smt && (self.even().is_none() || !self.largest_node().is_multiple_of(2)) {
+            let reason = "true: nodes have to have the same even number of CPUs, and no [hotplug]".to_owned();
+            return Err(("smt".to_owned(), reason));
         }
         let Some(hotplug) = &self.hotplug else { return Ok(()) };
         range("hotplug.cpus_per_node", hotplug.cpus_per_node, self.largest_node(), 16)?;
@@ -379,7 +388,7 @@ mod tests {
         assert!(
             error.contains("\"3n5c\"")
                 && error.contains(
-                    "2n4c, 2n4c-large, 2n5c, 2n5c-iommu, 2n6c-iommu, 2n8c, 3n4c-hotplug, 4n8c, 4n8c-iommu, 4n9c, 8n16c"
+                    "2n4c, 2n4c-large, 2n5c, 2n5c-iommu, 2n6c-iommu, 2n8c, 2n8c-smt, 3n4c-hotplug, 4n8c, 4n8c-iommu, 4n9c, 8n16c"
                 ),
             "{error}"
         );
@@ -410,6 +419,11 @@ mod tests {
                 "nodes = 2",
                 "nodes = 2\npages_1g_per_node = 1",
                 "p.toml: pages_1g_per_node: 1 is not within 0 to 0",
+            ),
+            (
+                "cpus_per_node = 2",
+                "cpus_per_node = 3\nsmt = true",
+                "p.toml: smt: true: nodes have to have the same even number of CPUs, and no [hotplug]",
             ),
             ("nodes = 2", "nodes = 2\nsockets = 2", "unknown field `sockets`"),
             ("nodes = 2\n", "", "missing field `nodes`"),

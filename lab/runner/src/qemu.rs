@@ -195,7 +195,8 @@ fn escaped(path: &Path) -> String {
 fn cpus(profile: &Profile, accel: Accel) -> Vec<String> {
     let (nodes, cores) = (profile.nodes, profile.cores_per_socket());
     let most = nodes * cores;
-    let shape = format!("maxcpus={most},sockets={nodes},cores={cores},threads=1");
+    let threads = if profile.smt { 2 } else { 1 };
+    let shape = format!("maxcpus={most},sockets={nodes},cores={},threads={threads}", cores / threads);
     if profile.cpus() == most {
         return vec!["-smp".into(), format!("{most},{shape}")];
     }
@@ -320,6 +321,11 @@ mod tests {
     fn pages_of_1_gib_are_kept_at_boot() {
         assert!(line("2n4c-large").contains(" hugepagesz=1G hugepages=0:1,1:1"));
         assert!(!line("2n4c").contains("hugepage"));
+    }
+
+    #[test]
+    fn cores_have_two_threads_where_the_profile_says_so() {
+        assert!(line("2n8c-smt").contains("-smp 8,maxcpus=8,sockets=2,cores=2,threads=2"));
     }
 
     #[test]
