@@ -2,6 +2,7 @@
 //! them, and ends as it should, however it ends. The threads are loops, which never sleep: it sees them when their time is up.
 
 mod alone;
+mod cores;
 mod cpus;
 mod entitled;
 mod names;
@@ -54,7 +55,7 @@ const RACES: usize = 6;
 
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// Play this part only; may be repeated
+    /// Play this part only; may be repeated. `cores` is for a server whose cores have two threads, and not played with others
     #[arg(long = "part", value_name = "NAME")]
     parts: Vec<String>,
     /// Thefts of a thread whose CPUs change meanwhile
@@ -89,6 +90,9 @@ const PARTS: [Part; 12] = [
 pub fn run(arguments: &Arguments) -> Result<()> {
     if let Some(count) = arguments.crowd {
         return crowd::be(count);
+    }
+    if arguments.parts == ["cores"] {
+        return cores::are_taken_whole();
     }
     let nodes = Nodes::read()?;
     ensure!(nodes.cpus(1).is_some_and(|cpus| cpus.to_string() == "2-3"), "the server is not a 2n4c");

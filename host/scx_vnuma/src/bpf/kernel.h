@@ -37,7 +37,6 @@ enum scx_enq_flags___vnuma {
 #define SCX_DSQ_LOCAL_ON 0xc000000000000000ULL
 #define SCX_KICK_IDLE	1
 #define SCX_KICK_PREEMPT 2
-#define SCX_PICK_IDLE_CORE 1
 #define SCX_DSQ_ITER_REV 0x10000
 
 struct cpumask {
@@ -162,6 +161,15 @@ struct scx_bpf_dsq_insert_vtime_args {
 extern bool __scx_bpf_dsq_insert_vtime(struct task_struct *p,
 				       struct scx_bpf_dsq_insert_vtime_args *args) __ksym;
 
+struct scx_bpf_select_cpu_and_args {
+	__s32 prev_cpu;
+	__u64 wake_flags;
+	__u64 flags;
+};
+
+extern __s32 __scx_bpf_select_cpu_and(struct task_struct *p, const struct cpumask *cpus,
+				      struct scx_bpf_select_cpu_and_args *args) __ksym;
+
 static __always_inline void scx_bpf_dsq_insert(struct task_struct *p, __u64 dsq_id, __u64 slice,
 					       __u64 enq_flags)
 {
@@ -184,6 +192,15 @@ static __always_inline void scx_bpf_dsq_insert_vtime(struct task_struct *p, __u6
 	};
 
 	__scx_bpf_dsq_insert_vtime(p, &args);
+}
+
+/* An idle CPU of a mask: of a core without work, near the last one. Negative: there is none. */
+static __always_inline __s32 scx_bpf_select_cpu_and(struct task_struct *p, __s32 prev_cpu,
+						    const struct cpumask *cpus)
+{
+	struct scx_bpf_select_cpu_and_args args = { .prev_cpu = prev_cpu };
+
+	return __scx_bpf_select_cpu_and(p, cpus, &args);
 }
 
 static __always_inline bool scx_bpf_dsq_move_to_local(__u64 dsq_id)

@@ -308,14 +308,6 @@ static __s32 shortest_queue(const struct cpumask *mask)
 	return best;
 }
 
-/* An idle CPU of a mask, which is then not idle for others any more; negative if there is none. */
-static __s32 claim_idle(const struct cpumask *mask)
-{
-	__s32 cpu = scx_bpf_pick_idle_cpu(mask, SCX_PICK_IDLE_CORE);
-
-	return cpu >= 0 ? cpu : scx_bpf_pick_idle_cpu(mask, 0);
-}
-
 SEC("struct_ops/vnuma_select_cpu")
 __s32 BPF_PROG(vnuma_select_cpu, struct task_struct *p, __s32 prev_cpu, __u64 wake_flags)
 {
@@ -336,13 +328,8 @@ __s32 BPF_PROG(vnuma_select_cpu, struct task_struct *p, __s32 prev_cpu, __u64 wa
 		cpu = scx_bpf_select_cpu_dfl(p, prev_cpu, wake_flags, &idle);
 	} else {
 		there = bpf_cpumask_test_cpu(prev_cpu, place);
-		if (there && scx_bpf_test_and_clear_cpu_idle(prev_cpu)) {
-			cpu = prev_cpu;
-			idle = true;
-		} else {
-			cpu = claim_idle(place);
-			idle = cpu >= 0;
-		}
+		cpu = scx_bpf_select_cpu_and(p, prev_cpu, place);
+		idle = cpu >= 0;
 		if (!idle)
 			cpu = there ? prev_cpu : shortest_queue(place);
 		if (!there)
@@ -368,7 +355,7 @@ static __s32 queue_for(struct task_struct *p, struct thread *t, const struct cpu
 	if (place && t->apply) {
 		t->apply = false;
 		if (!bpf_cpumask_test_cpu(cpu, place)) {
-			to = claim_idle(place);
+			to = scx_bpf_select_cpu_and(p, cpu, place);
 			if (to < 0)
 				to = shortest_queue(place);
 			if (to >= 0 && bpf_cpumask_test_cpu(to, p->cpus_ptr)) {

@@ -214,6 +214,7 @@ fn no_policy_leaves_what_libvirt_says_of_threads_and_memory() {
 fn threads_follow_their_places_in_the_kernel() {
     let thefts = if soak_rounds().is_some() { "5000" } else { "1000" };
     run("2n4c", &[job(&["lab-scenario", "scheduler", "--thefts", thefts])]);
+    run("2n8c-smt", &[job(&["lab-scenario", "scheduler", "--part", "cores"])]);
 }
 
 #[test]
