@@ -4,6 +4,7 @@
 mod alone;
 mod cores;
 mod cpus;
+mod deep;
 mod entitled;
 mod names;
 mod quotas;
@@ -136,6 +137,9 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     }
     if wanted("yields") {
         yields::are_granted()?;
+    }
+    if wanted("deep") {
+        deep::costs_no_more()?;
     }
     if wanted("twice") {
         quotas::count_once_in_full_mode()?;

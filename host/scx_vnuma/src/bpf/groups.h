@@ -13,6 +13,8 @@
 /* A thread does not wait longer than this at once: the kernel's watchdog watches all. */
 #define MAX_WAIT_NS	10000000000ULL
 #define UNLIMITED	(~0ULL)
+/* How long what is known of the groups above one is used. */
+#define KNOWN_NS	1000000ULL
 
 struct {
 	__uint(type, MAP_TYPE_CGRP_STORAGE);
@@ -55,28 +57,61 @@ static void join(struct task_struct *p, struct thread *t, bool in)
 	bpf_cgroup_release(own);
 }
 
-/* The share of a CPU that a thread has beside all others that are runnable. */
-static __u64 share_of(struct task_struct *p, struct thread *t)
+static bool has_quota(struct group *g)
 {
-	__u64 share = WHOLE, weight = t->in_group ?: p->scx.weight, active;
-	struct cgroup *own = scx_bpf_task_cgroup(p), *cgrp;
-	struct group *g;
-	__u32 i;
-	int level;
+	return g->quota_ns != UNLIMITED && g->period_ns;
+}
 
-	if (!own)
-		return WHOLE;
-	level = own->level;
-	bpf_for(i, 0, MAX_LEVELS) {
+/*
+ * A group with what depends on those above it. They are gone through once in KNOWN_NS, not at each
+ * event: a host can have many levels and many events.
+ */
+static struct group *know(struct cgroup *own, __u64 now)
+{
+	struct group *g = get_group(own), *other;
+	__u64 share = WHOLE, weight, active;
+	struct cgroup *cgrp;
+	int level = own->level;
+	bool limited;
+	__u32 i;
+
+	if (!g || now - g->known_ns < KNOWN_NS)
+		return g;
+	weight = g->weight;
+	limited = has_quota(g);
+	bpf_for(i, 1, MAX_LEVELS) {
 		cgrp = bpf_cgroup_ancestor(own, level - i);
 		if (!cgrp)
 			break;
-		g = get_group(cgrp);
-		active = g ? g->active : 0;
+		other = get_group(cgrp);
+		active = other ? other->active : 0;
 		if (active > weight)
 			share = share * weight / active;
-		weight = g ? g->weight : 0;
+		weight = other ? other->weight : 0;
+		limited = limited || (other && has_quota(other));
 		bpf_cgroup_release(cgrp);
+	}
+	g->share = share;
+	g->limited = limited;
+	g->known_ns = now;
+	return g;
+}
+
+/* The share of a CPU that a thread has beside all others that are runnable. */
+static __u64 share_of(struct task_struct *p, struct thread *t, __u64 now)
+{
+	__u64 share = WHOLE, weight = t->in_group ?: p->scx.weight, active;
+	struct cgroup *own = scx_bpf_task_cgroup(p);
+	struct group *g;
+
+	if (!own)
+		return WHOLE;
+	g = know(own, now);
+	if (g) {
+		share = g->share;
+		active = g->active;
+		if (active > weight)
+			share = share * weight / active;
 	}
 	bpf_cgroup_release(own);
 	return share ?: 1;
@@ -88,7 +123,7 @@ static __u64 take(struct group *g, __u64 ns, __u64 now)
 	__u64 refill_ns = g->refill_ns, periods, until;
 	__s64 most, filled, left;
 
-	if (g->quota_ns == UNLIMITED || !g->period_ns)
+	if (!has_quota(g))
 		return 0;
 	if (now >= refill_ns) {
 		periods = (now - refill_ns) / g->period_ns + 1;
@@ -126,6 +161,10 @@ static void take_time(struct task_struct *p, struct thread *t, __u64 ns, __u64 n
 	if (!own)
 		return;
 	level = own->level;
+	g = know(own, now);
+	/* Most groups have none. */
+	if (g && !g->limited)
+		level = -1;
 	bpf_for(i, 0, MAX_LEVELS) {
 		cgrp = bpf_cgroup_ancestor(own, level - i);
 		if (!cgrp)
@@ -175,6 +214,7 @@ static void set_bandwidth(struct group *g, __u64 period_us, __u64 quota_us, __u6
 	g->quota_ns = quota_us == UNLIMITED ? UNLIMITED : quota_us * 1000;
 	g->left_ns = quota_us == UNLIMITED ? 0 : g->quota_ns;
 	g->refill_ns = bpf_ktime_get_ns() + g->period_ns;
+	g->known_ns = 0;
 }
 
 #endif

@@ -14,6 +14,9 @@ struct group {
 	__u64 burst_ns;
 	__s64 left_ns;		/* of the quota */
 	__u64 refill_ns;	/* when it is filled up */
+	__u64 known_ns;		/* when what follows was right; 0: never */
+	__u64 share;		/* of a CPU that the group has beside those of all levels above */
+	bool limited;		/* it has a cpu.max, or a group above it has */
 };
 
 /*

@@ -527,7 +527,7 @@ void BPF_PROG(vnuma_running, struct task_struct *p)
 	come_to(t, cpu, h->slice_ns);
 	pass_to(queue, cpu, t->vtime);
 	t->running_ns = bpf_ktime_get_ns();
-	t->share = share_of(p, t);
+	t->share = share_of(p, t, t->running_ns);
 	note_running(queue, t);
 	slice = slice_on(cpu, h);
 	if (t->lag_ns) {
@@ -557,7 +557,7 @@ void BPF_PROG(vnuma_tick, struct task_struct *p)
 		return;
 	charge(p, t, now);
 	/* Others may have come or gone since it got the CPU. */
-	t->share = share_of(p, t);
+	t->share = share_of(p, t, now);
 	note_running(queue, t);
 	/* Its control group has used up its cpu.max: enqueue() has it wait. */
 	if (t->until_ns)

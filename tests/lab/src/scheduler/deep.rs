@@ -1,0 +1,87 @@
+//! What an event costs the scheduler: as much in a control group far below the root as beside it. By the kernel's statistics of BPF programs.
+
+use crate::threads::{Group, start, stop};
+use anyhow::{Context, Result, ensure};
+use std::{fs, path::Path};
+use vnuma_process::procfs::file_info;
+use vnuma_scenario::{Process, output};
+
+/// How far.
+const LEVELS: usize = 14;
+const SWITCH: &str = "/proc/sys/kernel/bpf_stats_enabled";
+/// Times that two processes wake each other.
+const TURNS: &str = "10000";
+/// How often it is measured, in turn. The least counts: the machine may stop the server's CPU.
+const ROUNDS: usize = 6;
+/// An event costs at most so many times as much.
+const MOST: f64 = 1.25;
+const SPANS: usize = 3;
+
+/// Time in the programs of scx_vnuma and how often they ran, since they were loaded.
+fn programs(process: &Process) -> Result<(u64, u64)> {
+    let folder = format!("/proc/{}/fdinfo", process.0.id());
+    let mut all = (0, 0);
+    for entry in fs::read_dir(Path::new(&folder)).context(folder.clone())? {
+        let info = fs::read_to_string(entry?.path()).unwrap_or_default();
+        let number = |field| file_info(&info, field).parse::<u64>().unwrap_or_default();
+        all = (all.0 + number("run_time_ns"), all.1 + number("run_cnt"));
+    }
+    ensure!(all.1 > 0, "{folder} says of no program that it ran");
+    Ok(all)
+}
+
+/// Nanoseconds of an event while two processes of this group wake each other.
+fn cost(process: &Process, group: &str) -> Result<f64> {
+    let before = programs(process)?;
+    let command =
+        format!("echo $$ > /sys/fs/cgroup/{group}/cgroup.procs && exec perf bench sched pipe -l {TURNS}");
+    output("sh", &["-c", &command])?;
+    let now = programs(process)?;
+    Ok((now.0 - before.0) as f64 / (now.1 - before.1) as f64)
+}
+
+pub(super) fn costs_no_more() -> Result<()> {
+    let mut names = vec!["scx-deep".to_owned()];
+    for level in 1..LEVELS {
+        names.push(format!("{}/{level}", names[level - 1]));
+    }
+    let _high = Group::new("scx-high", "cpu.weight", "100")?;
+    let mut groups = Vec::new();
+    for name in &names {
+        let group = Group::new(name, "cpu.weight", "100")?;
+        if groups.len() + 1 < LEVELS {
+            group.write("cgroup.subtree_control", "+cpu")?;
+        }
+        groups.push(group);
+    }
+    // The lowest one is removed first.
+    groups.reverse();
+    fs::write(SWITCH, "1").context(SWITCH)?;
+    let (process, _scheduler) = start(&["--full"])?;
+    let mut all = Vec::new();
+    for _ in 0..SPANS {
+        let (high, deep) = least(&process, &names[LEVELS - 1])?;
+        println!(
+            "an event costs {high:.0} ns in a group beside the root, {deep:.0} ns {LEVELS} levels below it"
+        );
+        all.push(deep / high);
+        if deep <= MOST * high {
+            break;
+        }
+    }
+    fs::write(SWITCH, "0").context(SWITCH)?;
+    stop(process)?;
+    let right = all.iter().any(|cost| *cost <= MOST);
+    ensure!(right, "an event costs {all:.2?} times as much {LEVELS} levels below the root");
+    Ok(())
+}
+
+/// The least cost of an event in the high group and in the deep one.
+fn least(process: &Process, deep_group: &str) -> Result<(f64, f64)> {
+    let (mut high, mut deep) = (f64::MAX, f64::MAX);
+    for _ in 0..ROUNDS {
+        high = high.min(cost(process, "scx-high")?);
+        deep = deep.min(cost(process, deep_group)?);
+    }
+    Ok((high, deep))
+}
