@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * Two CPUs have threads join a group and leave it at once. While one is in, its weight is in the
- * sum; in the end nothing is. Prints what was wrong.
+ * sum; in the end nothing is. Then they charge it, while its cpu.max is refilled: in the end that
+ * lacks what was taken and not refilled. Prints what was wrong.
  */
 #include <linux/types.h>
 #include <linux/bpf.h>
@@ -51,21 +52,47 @@ static void *come_and_go(void *unused)
 	return (void *)wrong;
 }
 
+/* So deep in debt that it is never full. */
+static struct group limited = { .quota_ns = 10, .period_ns = 20, .left_ns = -(1LL << 50) };
+static __u64 clock_ns;
+
+static void *charge(void *unused)
+{
+	unsigned long time;
+
+	(void)unused;
+	for (time = 0; time < times; time++)
+		take(&limited, 7, __sync_fetch_and_add(&clock_ns, 1));
+	return NULL;
+}
+
+static int run_twice(void *(*what)(void *), unsigned long *sum)
+{
+	void *here, *there;
+	pthread_t thread;
+
+	if (pthread_create(&thread, NULL, what, NULL))
+		return 1;
+	here = what(NULL);
+	if (pthread_join(thread, &there))
+		return 1;
+	*sum = (unsigned long)here + (unsigned long)there;
+	return 0;
+}
+
 int main(int count, char **arguments)
 {
-	void *wrong[2] = { NULL, NULL };
-	pthread_t thread;
+	unsigned long wrong, none;
+	__s64 refilled, lost;
 
 	if (count != 2)
 		return 2;
 	times = strtoul(arguments[1], NULL, 10);
-	if (pthread_create(&thread, NULL, come_and_go, NULL))
+	if (run_twice(come_and_go, &wrong) || run_twice(charge, &none))
 		return 1;
-	wrong[0] = come_and_go(NULL);
-	if (pthread_join(thread, &wrong[1]))
-		return 1;
-	printf("%lu wrong, users %u and %u, weights %llu and %llu\n",
-	       (unsigned long)wrong[0] + (unsigned long)wrong[1], group.users, above.users,
-	       group.active, above.active);
+	refilled = limited.refill_ns / limited.period_ns * limited.quota_ns;
+	lost = limited.left_ns + (1LL << 50) - refilled + 2 * 7 * (__s64)times;
+	printf("%lu wrong, users %u and %u, weights %llu and %llu, lost %lld ns\n", wrong,
+	       group.users, above.users, group.active, above.active, lost);
 	return 0;
 }

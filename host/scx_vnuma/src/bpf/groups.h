@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
  * Control groups: which share of a CPU a thread has, and how long it may run (cpu.weight,
- * cpu.max). Numbers of a cpu.max are changed by several CPUs; a small error does not last.
+ * cpu.max).
  */
 #ifndef SCX_VNUMA_GROUPS_H
 #define SCX_VNUMA_GROUPS_H
@@ -10,9 +10,6 @@
 #define WHOLE		BIT_ULL(20)
 /* Levels of control groups that are looked at. */
 #define MAX_LEVELS	16
-/* A thread does not wait longer than this at once: the kernel's watchdog watches all. */
-#define MAX_WAIT_NS	10000000000ULL
-#define UNLIMITED	(~0ULL)
 /* How long what is known of the groups above one is used. */
 #define KNOWN_NS	1000000ULL
 
@@ -55,11 +52,6 @@ static void join(struct task_struct *p, struct thread *t, bool in)
 			break;
 	}
 	bpf_cgroup_release(own);
-}
-
-static bool has_quota(struct group *g)
-{
-	return g->quota_ns != UNLIMITED && g->period_ns;
 }
 
 /*
@@ -115,38 +107,6 @@ static __u64 share_of(struct task_struct *p, struct thread *t, __u64 now)
 	}
 	bpf_cgroup_release(own);
 	return share ?: 1;
-}
-
-/* Takes time from a group's cpu.max. Returns until when it has none left; 0: it has some. */
-static __u64 take(struct group *g, __u64 ns, __u64 now)
-{
-	__u64 refill_ns = g->refill_ns, periods, until;
-	__s64 most, filled, left;
-
-	if (!has_quota(g))
-		return 0;
-	if (now >= refill_ns) {
-		periods = (now - refill_ns) / g->period_ns + 1;
-		if (__sync_val_compare_and_swap(&g->refill_ns, refill_ns,
-						refill_ns + periods * g->period_ns) == refill_ns) {
-			most = g->quota_ns + g->burst_ns;
-			/* After a long rest it is full: the product cannot overflow. */
-			filled = g->left_ns + (__s64)(periods * g->quota_ns);
-			if (periods > 1000)
-				filled = most;
-			g->left_ns = filled < most ? filled : most;
-		}
-	}
-	if (ns)
-		__sync_fetch_and_add(&g->left_ns, -(__s64)ns);
-	left = g->left_ns;
-	if (left > 0)
-		return 0;
-	/* What it has taken too much it lacks in the next periods. */
-	until = g->refill_ns;
-	if (g->quota_ns)
-		until += (__u64)-left / g->quota_ns * g->period_ns;
-	return until < now + MAX_WAIT_NS ? until : now + MAX_WAIT_NS;
 }
 
 /* Takes time from the cpu.max of all groups of a thread, and notes until when it has to wait. */

@@ -90,7 +90,7 @@ struct queue {
 	__u32 searched;		/* the CPU whose queue it looks at first then */
 	__u64 lag_from_ns;	/* when it looks for one of its own queue again */
 	__u64 served_ns;	/* when a thread of ours ran last, if none does */
-	__u32 next;		/* the thread that it is to run next, as another one gave way; 0: none */
+	__u32 next;		/* the thread that another one gave the CPU to; 0: none */
 	__u32 next_at;		/* the CPU in whose queue that waits */
 	__u64 charged_ns;	/* when `runs_vtime` was right; 0: no thread of ours runs */
 	__u64 runs_vtime;	/* of the thread that runs */

@@ -1,7 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* What is known of a control group, and who counts in it. tests/members.c runs this, too. */
+/*
+ * What is known of a control group: who counts in it, and what is left of its cpu.max. Several CPUs
+ * do this at once. tests/members.c runs it, too.
+ */
 #ifndef SCX_VNUMA_MEMBERS_H
 #define SCX_VNUMA_MEMBERS_H
+
+/* A thread does not wait longer than this at once: the kernel's watchdog watches all. */
+#define MAX_WAIT_NS	10000000000ULL
+#define UNLIMITED	(~0ULL)
 
 struct group {
 	__u32 weight;
@@ -43,6 +50,49 @@ static __always_inline bool change_users(struct group *g, __u32 weight, bool in,
 	*in_parent = g->in_parent;
 	bpf_spin_unlock(&g->lock);
 	return ends;
+}
+
+static __always_inline bool has_quota(struct group *g)
+{
+	return g->quota_ns != UNLIMITED && g->period_ns;
+}
+
+/* What so many periods add to a quota that lacks so much: no more than that. */
+static __always_inline __s64 filled_by(struct group *g, __u64 periods, __u64 lacks)
+{
+	return periods <= lacks / g->quota_ns ? periods * g->quota_ns : lacks;
+}
+
+/* Takes time from a group's cpu.max. Returns until when it has none left; 0: it has some. */
+static __always_inline __u64 take(struct group *g, __u64 ns, __u64 now)
+{
+	__u64 refill_ns = g->refill_ns, periods, until;
+	__s64 most, left;
+
+	if (!has_quota(g))
+		return 0;
+	if (now >= refill_ns) {
+		periods = (now - refill_ns) / g->period_ns + 1;
+		if (__sync_val_compare_and_swap(&g->refill_ns, refill_ns,
+						refill_ns + periods * g->period_ns) == refill_ns) {
+			/* Others take from it meanwhile: nothing is written over. */
+			most = g->quota_ns + g->burst_ns;
+			left = g->left_ns;
+			if (left < most && g->quota_ns)
+				__sync_fetch_and_add(&g->left_ns,
+						     filled_by(g, periods, most - left));
+		}
+	}
+	if (ns)
+		__sync_fetch_and_add(&g->left_ns, -(__s64)ns);
+	left = g->left_ns;
+	if (left > 0)
+		return 0;
+	/* What it has taken too much it lacks in the next periods. */
+	until = g->refill_ns;
+	if (g->quota_ns)
+		until += (__u64)-left / g->quota_ns * g->period_ns;
+	return until < now + MAX_WAIT_NS ? until : now + MAX_WAIT_NS;
 }
 
 #endif
