@@ -46,6 +46,8 @@ const ALLOWED: &str = "1-3";
 const NODE_1: [u32; 2] = [2, 3];
 /// Thefts of which the order is checked.
 const THEFTS: usize = 6;
+/// Thefts of which the node is checked.
+const NEAR_THEFTS: usize = 24;
 /// Of a share of CPU time that control groups give: a tick of the kernel is 4 ms, a slice 5 ms.
 const TOLERANCE: f64 = 0.06;
 /// Times that a thread wakes beside loops, and how many they are.
@@ -73,12 +75,13 @@ pub struct Arguments {
 type Part = (&'static str, fn(&Scheduler) -> Result<()>);
 
 /// What one scheduler does before it is killed.
-const PARTS: [Part; 12] = [
+const PARTS: [Part; 13] = [
     ("alone", alone::keeps_its_cpu),
     ("places", follows_places),
     ("wakes", wakes_at_its_place),
     ("preempts", goes_first_as_it_wakes),
     ("steals", steals),
+    ("near", steals_from_near),
     ("pressure", steals_by_pressure),
     ("told", steals_as_it_is_told),
     ("within", stays_within_places),
@@ -297,6 +300,28 @@ fn steals(scheduler: &Scheduler) -> Result<()> {
     })
     .with_context(|| format!("{counts:?}"))?;
     println!("loops that wait are stolen by idle CPUs: {counts:?}");
+    Ok(())
+}
+
+/// Of two idle CPUs the one of its own node is woken to steal a thread that waits.
+fn steals_from_near(scheduler: &Scheduler) -> Result<()> {
+    // What ends on a CPU has that look for a thread, too.
+    pin_to(&[0])?;
+    let mut far = 0;
+    for _ in 0..NEAR_THEFTS {
+        let loops = [Loop::start("2")?, Loop::start("2")?];
+        beat(scheduler)?;
+        std::thread::sleep(Duration::from_millis(300));
+        let mut cpus = Cpus::new();
+        (1..=3).try_for_each(|cpu| cpus.set(cpu))?;
+        sched_setaffinity(Pid::from_raw(loops[0].tid), &cpus)?;
+        wait_for("the loop to be stolen", HANG_LIMIT, || Ok(loops[0].cpu()? != 2))?;
+        far += usize::from(loops[0].cpu()? == 1);
+    }
+    pin_to(&[0, 1, 2, 3])?;
+    println!("{far} of {NEAR_THEFTS} loops were stolen by a CPU of the other node");
+    // Threads of the kernel wake CPUs, too, and these look for work when they have done theirs.
+    ensure!(far * 2 <= NEAR_THEFTS, "{far} of {NEAR_THEFTS} loops were stolen by a CPU of the other node");
     Ok(())
 }
 

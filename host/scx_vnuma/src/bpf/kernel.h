@@ -23,6 +23,7 @@
 enum scx_ops_flags {
 	SCX_OPS_ENQ_LAST = 2,
 	SCX_OPS_SWITCH_PARTIAL = 8,
+	SCX_OPS_BUILTIN_IDLE_PER_NODE = 64,
 };
 
 enum scx_enq_flags___vnuma {
@@ -237,7 +238,9 @@ extern __s32 scx_bpf_dsq_nr_queued(__u64 dsq_id) __ksym;
 extern void scx_bpf_kick_cpu(__s32 cpu, __u64 flags) __ksym;
 extern __u32 scx_bpf_nr_cpu_ids(void) __ksym;
 extern bool scx_bpf_test_and_clear_cpu_idle(__s32 cpu) __ksym;
-extern __s32 scx_bpf_pick_idle_cpu(const struct cpumask *cpus_allowed, __u64 flags) __ksym;
+extern __s32 scx_bpf_pick_idle_cpu_node(const struct cpumask *cpus_allowed, int node,
+					__u64 flags) __ksym;
+extern int scx_bpf_cpu_node(__s32 cpu) __ksym;
 extern __s32 scx_bpf_select_cpu_dfl(struct task_struct *p, __s32 prev_cpu, __u64 wake_flags,
 				    bool *is_idle) __ksym;
 extern __s32 scx_bpf_task_cpu(const struct task_struct *p) __ksym;

@@ -203,6 +203,12 @@ static __u64 end_slices(__u64 now)
 	return next;
 }
 
+/* An idle CPU of a mask, on the node of a CPU or on the nearest one that has any. */
+static __s32 pick_idle(const struct cpumask *mask, __s32 near)
+{
+	return scx_bpf_pick_idle_cpu_node(mask, scx_bpf_cpu_node(near), 0);
+}
+
 /*
  * Wakes an idle CPU for each queue in which a thread waits for a CPU that others have, and
  * has threads queued anew that their CPU had already when another class took it.
@@ -219,7 +225,7 @@ static void look_around(void)
 			continue;
 		idle = -1;
 		bpf_for_each(scx_dsq, p, cpu, 0) {
-			idle = scx_bpf_pick_idle_cpu(p->cpus_ptr, 0);
+			idle = pick_idle(p->cpus_ptr, cpu);
 			break;
 		}
 		if (idle >= 0)
@@ -422,11 +428,11 @@ void BPF_PROG(vnuma_enqueue, struct task_struct *p, __u64 enq_flags)
 		return;
 	}
 	/* An idle CPU may steal it, one of its own place if possible. */
-	idle = place ? scx_bpf_pick_idle_cpu(place, 0) : -1;
+	idle = place ? pick_idle(place, cpu) : -1;
 	if (idle < 0 && place && (enq_flags & SCX_ENQ_REENQ))
 		set_alarm(now + RELEASE_NS, now);
 	else if (idle < 0)
-		idle = scx_bpf_pick_idle_cpu(p->cpus_ptr, 0);
+		idle = pick_idle(p->cpus_ptr, cpu);
 	if (idle >= 0) {
 		scx_bpf_kick_cpu(idle, SCX_KICK_IDLE);
 	} else if ((enq_flags & SCX_ENQ_WAKEUP) && goes_first(t, cpu, h->slice_ns, now)) {
@@ -748,7 +754,7 @@ struct sched_ext_ops mode = {							\
 	.cpu_release = (void *)vnuma_cpu_release,				\
 	.init = (void *)vnuma_init,						\
 	.exit = (void *)vnuma_exit,						\
-	.flags = SCX_OPS_ENQ_LAST | (mode_flags),				\
+	.flags = SCX_OPS_ENQ_LAST | SCX_OPS_BUILTIN_IDLE_PER_NODE | (mode_flags),	\
 	.timeout_ms = 30000,							\
 	.name = "vnuma",							\
 }
