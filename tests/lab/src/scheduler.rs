@@ -75,7 +75,7 @@ pub struct Arguments {
 type Part = (&'static str, fn(&Scheduler) -> Result<()>);
 
 /// What one scheduler does before it is killed.
-const PARTS: [Part; 13] = [
+const PARTS: [Part; 14] = [
     ("alone", alone::keeps_its_cpu),
     ("places", follows_places),
     ("wakes", wakes_at_its_place),
@@ -88,6 +88,7 @@ const PARTS: [Part; 13] = [
     ("anew", queues_anew),
     ("groups", honours_groups),
     ("raised", quotas::counts_at_once),
+    ("changed", quotas::change_all_the_time),
     ("silence", forgets_places),
 ];
 

@@ -139,6 +139,33 @@ static void take_time(struct task_struct *p, struct thread *t, __u64 ns, __u64 n
 	t->until_ns = latest;
 }
 
+/*
+ * A thread waits from now on, if it does not already. Any user can have a thread queued anew at any
+ * time, by another affinity or priority. That is no new beginning for the kernel's watchdog.
+ */
+static void begin_wait(struct thread *t, __u64 now)
+{
+	if (!t->since_ns)
+		t->since_ns = now;
+	if (!t->queued_ns)
+		t->queued_ns = now;
+}
+
+/* Until when a thread waits for a cpu.max: not for too long in all. 0: it does not. */
+static __u64 throttled_until(struct thread *t, __u64 now)
+{
+	__u64 most;
+
+	if (!t->until_ns)
+		return 0;
+	if (!t->since_ns)
+		t->since_ns = now;
+	most = t->since_ns + MAX_WAIT_NS;
+	if (now >= most)
+		return 0;
+	return t->until_ns < most ? t->until_ns : most;
+}
+
 /* Another weight: groups beside it that are busy feel it at once. */
 static void set_weight(struct cgroup *cgrp, struct group *g, __u32 weight)
 {

@@ -52,7 +52,8 @@ struct thread {
 	counted_cpumask *place;	/* its place, as far as the operator allows */
 	__u64 epoch;		/* of the assignment that `place` is of; 0: of none */
 	__u64 vtime;		/* in the time of the queue of `cpu` */
-	__u64 queued_ns;	/* when it became ready */
+	__u64 queued_ns;	/* when it joined a queue of a CPU; 0: it has run since */
+	__u64 since_ns;		/* when it began to wait, for a cpu.max or a CPU; likewise */
 	__u64 running_ns;	/* when it got a CPU */
 	__u32 cpu;		/* the one whose queue it was in last */
 	__u32 pressure;

@@ -66,8 +66,11 @@
 /* The queue of threads whose control group has used up its cpu.max, by the end of that. */
 #define THROTTLED	BIT_ULL(32)
 
-/* Limits that change often have those that wait looked at no more often than this. */
-#define REQUEUE_NS	10000000ULL
+/*
+ * The kernel ends a scheduler that has a thread queued anew more than 256 times before it runs, and
+ * one that has a thread wait for 30 s. So threads are queued anew no more often than this.
+ */
+#define REQUEUE_NS	200000000ULL
 
 /* When the alarm goes off; 0: it does not. */
 static __u64 alarm_ns;
@@ -76,6 +79,8 @@ static __u64 looked_ns;
 /* A cpu.max has changed: those that wait for one are to be queued anew; when that was done last. */
 static bool requeue;
 static __u64 requeued_ns;
+/* When threads that their CPU had already were queued anew last. */
+static __u64 released_ns;
 
 static struct vnuma_sched_header *get_header(void)
 {
@@ -213,13 +218,16 @@ static __s32 pick_idle(const struct cpumask *mask, __s32 near)
  * Wakes an idle CPU for each queue in which a thread waits for a CPU that others have, and
  * has threads queued anew that their CPU had already when another class took it.
  */
-static void look_around(void)
+static void look_around(__u64 now)
 {
+	bool release = now >= released_ns + REQUEUE_NS;
 	struct task_struct *p;
 	__s32 cpu, idle;
 
+	if (release)
+		released_ns = now;
 	bpf_for(cpu, 0, nr_cpus) {
-		if (scx_bpf_dsq_nr_queued(SCX_DSQ_LOCAL_ON | cpu) > 0)
+		if (release && scx_bpf_dsq_nr_queued(SCX_DSQ_LOCAL_ON | cpu) > 0)
 			scx_bpf_dsq_reenq(SCX_DSQ_LOCAL_ON | cpu);
 		if (scx_bpf_dsq_nr_queued(cpu) <= 0)
 			continue;
@@ -253,7 +261,7 @@ static __u64 queue_anew(__u64 now)
 /* Control groups have CPU time again: their threads go to the queues of their CPUs. */
 static int end_waits(void *map, int *key, struct alarm *alarm)
 {
-	__u64 now = bpf_ktime_get_ns(), next = 0, slices, anew;
+	__u64 now = bpf_ktime_get_ns(), next = 0, slices, anew, until;
 	struct task_struct *p;
 	struct thread *t;
 	__u32 ended = zero;
@@ -268,8 +276,9 @@ static int end_waits(void *map, int *key, struct alarm *alarm)
 		t = bpf_task_storage_get(&threads, p, NULL, 0);
 		if (!t)
 			continue;
-		if (t->until_ns > now) {
-			next = t->until_ns;
+		until = throttled_until(t, now);
+		if (until > now) {
+			next = until;
 			break;
 		}
 		cpu = scx_bpf_task_cpu(p);
@@ -281,7 +290,7 @@ static int end_waits(void *map, int *key, struct alarm *alarm)
 	/* Slices may end much more often. */
 	if (now >= looked_ns + LEAST_LOOK_NS) {
 		looked_ns = now;
-		look_around();
+		look_around(now);
 	} else if (!next || next > looked_ns + LEAST_LOOK_NS) {
 		next = looked_ns + LEAST_LOOK_NS;
 	}
@@ -346,7 +355,7 @@ __s32 BPF_PROG(vnuma_select_cpu, struct task_struct *p, __s32 prev_cpu, __u64 wa
 	if (cpu < 0 || !bpf_cpumask_test_cpu(cpu, p->cpus_ptr))
 		return prev_cpu;
 	if (idle) {
-		t->queued_ns = now;
+		begin_wait(t, now);
 		come_to(t, cpu, h->slice_ns);
 		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, h->slice_ns, 0);
 	}
@@ -396,6 +405,7 @@ void BPF_PROG(vnuma_enqueue, struct task_struct *p, __u64 enq_flags)
 	__u64 now = bpf_ktime_get_ns();
 	const struct cpumask *place;
 	__s32 cpu, idle;
+	__u64 until;
 
 	if (!h || !t) {
 		scx_bpf_dsq_insert(p, SCX_DSQ_GLOBAL, 0, enq_flags);
@@ -406,15 +416,16 @@ void BPF_PROG(vnuma_enqueue, struct task_struct *p, __u64 enq_flags)
 		return;
 	}
 	take_time(p, t, 0, now);
-	if (t->until_ns) {
+	until = throttled_until(t, now);
+	if (until) {
 		count(VNUMA_SCHED_COUNT_THROTTLED);
-		scx_bpf_dsq_insert_vtime(p, THROTTLED, h->slice_ns, t->until_ns, enq_flags);
-		set_alarm(t->until_ns, now);
+		scx_bpf_dsq_insert_vtime(p, THROTTLED, h->slice_ns, until, enq_flags);
+		set_alarm(until, now);
 		return;
 	}
 	place = place_of(p, t, h, now);
 	cpu = queue_for(p, t, place);
-	t->queued_ns = now;
+	begin_wait(t, now);
 	come_to(t, cpu, h->slice_ns);
 	if ((enq_flags & SCX_ENQ_LAST) && cpu == scx_bpf_task_cpu(p)) {
 		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, h->slice_ns, enq_flags);
@@ -533,6 +544,8 @@ void BPF_PROG(vnuma_running, struct task_struct *p)
 	come_to(t, cpu, h->slice_ns);
 	pass_to(queue, cpu, t->vtime);
 	t->running_ns = bpf_ktime_get_ns();
+	t->queued_ns = 0;
+	t->since_ns = 0;
 	t->share = share_of(p, t, t->running_ns);
 	note_running(queue, t);
 	slice = slice_on(cpu, h);
@@ -639,8 +652,9 @@ void BPF_PROG(vnuma_enable, struct task_struct *p)
 		return;
 	t->cpu = cpu;
 	t->vtime = queue->vtime;
-	t->queued_ns = bpf_ktime_get_ns();
-	t->running_ns = t->queued_ns;
+	t->queued_ns = 0;
+	t->since_ns = 0;
+	t->running_ns = bpf_ktime_get_ns();
 }
 
 SEC("struct_ops/vnuma_exit_task")

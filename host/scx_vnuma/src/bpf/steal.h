@@ -86,7 +86,7 @@ static __u64 waits(struct thread *t, __u64 now)
 {
 	__u64 queued_ns = t->queued_ns;
 
-	return now > queued_ns ? now - queued_ns : 0;
+	return queued_ns && now > queued_ns ? now - queued_ns : 0;
 }
 
 /*

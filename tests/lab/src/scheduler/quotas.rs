@@ -1,14 +1,16 @@
 //! Limits of CPU time (`cpu.max`): a new one counts at once, and in full mode each of them once.
 
-use crate::threads::{Group, Loop, beat, start, stop};
+use crate::threads::{Group, Loop, beat, loaded, start, stop};
 use anyhow::{Context, Result, ensure};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use vnuma_observe::{location::monotonic_ns, scheduler::Scheduler};
 use vnuma_scenario::{HANG_LIMIT, wait_for};
 
 /// A thread waits for its limit if it has not run for so long: a limit's period is 100 ms by default.
 const STANDS: Duration = Duration::from_millis(400);
 const LOOK: Duration = Duration::from_millis(20);
+/// Longer than the kernel's watchdog waits.
+const CHANGES: Duration = Duration::from_secs(36);
 /// Half seconds in which shares are measured, and how often before they are wrong.
 const WATCHED: u32 = 8;
 const SPANS: usize = 4;
@@ -68,6 +70,36 @@ pub(super) fn counts_at_once(scheduler: &Scheduler) -> Result<()> {
         raised / 1_000_000
     );
     ensure!(raised < by_itself / 4, "a raised limit counts after {raised} ns, else after {by_itself} ns");
+    Ok(())
+}
+
+/// A thread waits for its limit while another group's changes all the time, and the thread's affinity each second. The kernel ends a
+/// scheduler that has a thread queued anew 256 times, or wait for 30 s.
+pub(super) fn change_all_the_time(scheduler: &Scheduler) -> Result<()> {
+    let (group, other) = (
+        Group::new("scx-waits", "cpu.max", "1000 1000000")?,
+        Group::new("scx-changes", "cpu.max", "max 100000")?,
+    );
+    let threads = [Loop::start("1")?];
+    group.take(&threads[0])?;
+    wait_until_they_stand(scheduler, &threads)?;
+    let (began, mut changes, mut seconds) = (Instant::now(), 0_u64, 0);
+    while began.elapsed() < CHANGES {
+        other.write("cpu.max", ["50000 100000", "60000 100000"][(changes % 2) as usize])?;
+        changes += 1;
+        std::thread::sleep(Duration::from_millis(5));
+        if began.elapsed().as_secs() > seconds {
+            seconds = began.elapsed().as_secs();
+            threads[0].allow(["1", "1-2"][(seconds % 2) as usize])?;
+            beat(scheduler)?;
+            let ops = loaded()?;
+            ensure!(
+                ops.as_deref() == Some("vnuma"),
+                "after {seconds} s and {changes} changes: {ops:?} is loaded"
+            );
+        }
+    }
+    println!("a thread waited for its limit while {changes} others were set: scx_vnuma is still loaded");
     Ok(())
 }
 
