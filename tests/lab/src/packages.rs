@@ -41,7 +41,7 @@ pub fn run() -> Result<()> {
     follows(&vm, &nodes)?;
     upgraded(&vm, &nodes)?;
     as_without_a_sandbox(&vm, &nodes)?;
-    scheduled(&vm)?;
+    scheduled(&vm, &nodes)?;
     stuck(&vm, &nodes)?;
     full_run(&vm, &nodes)?;
     agent()?;
@@ -245,7 +245,7 @@ fn as_without_a_sandbox(vm: &Vm, nodes: &Nodes) -> Result<()> {
 }
 
 /// The sandbox lets vnumad give vCPUs to scx_vnuma, which the package has as well.
-fn scheduled(vm: &Vm) -> Result<()> {
+fn scheduled(vm: &Vm, nodes: &Nodes) -> Result<()> {
     const SCHEDULER: &str = "scx_vnuma.service";
     let all_have = |class: Class| {
         let has = |tid: &i32| read_class(*tid).map(|found| found == class);
@@ -264,6 +264,8 @@ fn scheduled(vm: &Vm) -> Result<()> {
     vnumactl(&["policy", VM, "--set", "off"])?;
     wait_for("the vCPUs to be given back", HANG_LIMIT, || all_have(Class::Other))?;
     output("systemctl", &["stop", SCHEDULER])?;
+    // Where the checks that follow have them.
+    (0..).zip([0, 1]).try_for_each(|(vcpu, node)| taskset(vm, vcpu, node, nodes))?;
     println!("sandbox: scx_vnuma has had {} vCPUs", vm.threads.len());
     Ok(())
 }
