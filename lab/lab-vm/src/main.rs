@@ -34,7 +34,7 @@ enum Command {
         #[command(flatten)]
         request: Request,
         /// Take the machine, its nodes, memory and devices from FILE, as `vnumactl place` prints it for QEMU
-        #[arg(long, value_name = "FILE", conflicts_with_all = ["nodes", "vcpus", "memory", "unbound", "uma", "spare_slots", "cores", "pluggable"])]
+        #[arg(long, value_name = "FILE", conflicts_with_all = ["nodes", "vcpus", "place", "memory", "unbound", "uma", "spare_slots", "cores", "pluggable"])]
         placement: Option<PathBuf>,
         /// Print QEMU's command line
         #[arg(long)]

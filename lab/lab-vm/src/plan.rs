@@ -29,6 +29,9 @@ pub struct Request {
     /// vCPUs, dealt to the nodes in order
     #[arg(long, value_name = "N")]
     pub vcpus: Option<usize>,
+    /// The node of each vCPU instead, such as 0:0,1:2,2:0. A node may be without any
+    #[arg(long, value_name = "VCPU:NODE,...", conflicts_with_all = ["vcpus", "uma", "spare_slots"])]
+    pub place: Option<Place>,
     /// Cores of a socket, which share a cache; a node has whole sockets
     #[arg(long, value_name = "N", default_value_t = 1, conflicts_with_all = ["uma", "spare_slots"])]
     pub cores: usize,
@@ -64,6 +67,8 @@ pub struct Request {
 pub struct Plan {
     /// The nodes; one without number for QEMU where the VM is UMA.
     pub nodes: Vec<GuestNode>,
+    /// How many vCPUs they have.
+    pub vcpus: usize,
     /// Whether the guest has NUMA nodes.
     pub numa: bool,
     /// Cores of a socket.
@@ -80,9 +85,9 @@ pub struct GuestNode {
     /// Memory in MiB.
     pub memory_mib: usize,
     /// Its vCPUs, by index.
-    pub vcpus: std::ops::Range<usize>,
+    pub vcpus: Vec<usize>,
     /// Its sockets without a vCPU.
-    pub spare: std::ops::Range<usize>,
+    pub spare: Vec<usize>,
     /// Where memory is bound and vCPU threads are pinned, if they are.
     pub home: Option<Home>,
 }
@@ -121,6 +126,16 @@ pub enum PlanError {
     FewVcpus {
         /// vCPUs.
         vcpus: usize,
+        /// Guest nodes.
+        nodes: usize,
+    },
+    /// A vCPU would be on a node that the VM does not have.
+    #[error("--place {vcpu}:{node}: expected a node below {nodes}")]
+    Node {
+        /// vCPU.
+        vcpu: usize,
+        /// Its node.
+        node: usize,
         /// Guest nodes.
         nodes: usize,
     },
@@ -164,6 +179,52 @@ impl FromStr for Memory {
     }
 }
 
+/// The node of each vCPU, given as `0:0,1:2,2:0`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place(Vec<usize>);
+
+impl FromStr for Place {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let error = || format!("\"{text}\": expected VCPU:NODE,... with each vCPU from 0 on once");
+        let pair = |pair: &str| {
+            let (vcpu, node) = pair.split_once(':')?;
+            Some((vcpu.parse::<usize>().ok()?, node.parse::<usize>().ok()?))
+        };
+        let mut pairs = text.split(',').map(pair).collect::<Option<Vec<_>>>().ok_or_else(error)?;
+        pairs.sort_unstable();
+        if pairs.iter().map(|(vcpu, _)| *vcpu).eq(0..pairs.len()) {
+            return Ok(Self(pairs.into_iter().map(|(_, node)| node).collect()));
+        }
+        Err(error())
+    }
+}
+
+impl Place {
+    /// vCPUs are dealt to the nodes in order.
+    fn dealt(vcpus: usize, nodes: usize) -> Self {
+        let first = |node: usize| node * vcpus / nodes;
+        Self((0..nodes).flat_map(|node| (first(node)..first(node + 1)).map(move |_| node)).collect())
+    }
+
+    fn on(&self, node: usize) -> Vec<usize> {
+        (0..self.0.len()).filter(|&vcpu| self.0[vcpu] == node).collect()
+    }
+
+    fn has_whole_sockets(&self, cores: usize) -> bool {
+        let whole = |socket: &[usize]| socket.len() == cores && socket.iter().all(|node| *node == socket[0]);
+        self.0.chunks(cores).all(whole)
+    }
+
+    fn check(&self, nodes: usize) -> Result<(), PlanError> {
+        match self.0.iter().enumerate().find(|(_, node)| **node >= nodes) {
+            Some((vcpu, &node)) => Err(PlanError::Node { vcpu, node, nodes }),
+            None => Ok(()),
+        }
+    }
+}
+
 /// A name becomes a directory and a socket.
 pub fn check_name(name: &str) -> Result<(), PlanError> {
     let good = name.len() <= MOST_NAME
@@ -184,24 +245,26 @@ pub fn plan(request: &Request, host: &[HostNode]) -> Result<Plan, PlanError> {
     check_name(&request.name)?;
     let nodes = if request.uma { 1 } else { request.nodes.unwrap_or(host.len().min(MOST_NODES)) };
     range("--nodes", nodes, 1, MOST_NODES)?;
-    let vcpus = request.vcpus.unwrap_or(nodes.max(2));
-    range("--vcpus", vcpus, 1, MOST_VCPUS)?;
-    if vcpus < nodes {
+    let vcpus = request.place.as_ref().map_or(request.vcpus.unwrap_or(nodes.max(2)), |place| place.0.len());
+    range(if request.place.is_some() { "--place" } else { "--vcpus" }, vcpus, 1, MOST_VCPUS)?;
+    if request.place.is_none() && vcpus < nodes {
         return Err(PlanError::FewVcpus { vcpus, nodes });
     }
+    let place = request.place.clone().unwrap_or_else(|| Place::dealt(vcpus, nodes));
+    place.check(nodes)?;
     let cores = request.cores;
     range("--cores", cores, 1, vcpus)?;
-    if (0..nodes).any(|node| !((node + 1) * vcpus / nodes).is_multiple_of(cores)) {
+    if !place.has_whole_sockets(cores) {
         return Err(PlanError::Sockets { cores, vcpus, nodes });
     }
     let bound = !request.unbound && !request.uma && !host.is_empty();
     let home = |node: usize| bound.then(|| &host[node % host.len()]);
     let memory_mib = request.memory.mib / nodes / MEMORY_STEP_MIB * MEMORY_STEP_MIB;
-    let first = |node: usize| node * vcpus / nodes;
+    let spare = |node: usize| place.on(node).iter().map(|vcpu| vcpus + vcpu).collect();
     let guest_node = |node: usize| GuestNode {
         memory_mib,
-        vcpus: first(node)..first(node + 1),
-        spare: if request.spare_slots { vcpus + first(node)..vcpus + first(node + 1) } else { 0..0 },
+        vcpus: place.on(node),
+        spare: if request.spare_slots { spare(node) } else { Vec::new() },
         home: home(node).map(|home| Home { node: home.id, cpus: home.cpus.clone() }),
     };
     let distance = |from: usize, to: usize| match (from == to, host.len()) {
@@ -212,6 +275,7 @@ pub fn plan(request: &Request, host: &[HostNode]) -> Result<Plan, PlanError> {
     let row = |from| (0..nodes).map(|to| distance(from, to)).collect();
     Ok(Plan {
         nodes: (0..nodes).map(guest_node).collect(),
+        vcpus,
         numa: !request.uma,
         cores,
         pluggable_mib: request.pluggable.map_or(0, |memory| memory.mib),
@@ -239,6 +303,7 @@ mod tests {
             kernel: "6.12".into(),
             nodes: None,
             vcpus: None,
+            place: None,
             cores: 1,
             memory: Memory { mib: 512 },
             unbound: false,
@@ -257,7 +322,7 @@ mod tests {
         let plan = plan(&spare, &host(2)).unwrap();
         let sockets: Vec<_> =
             plan.nodes.iter().map(|node| (node.vcpus.clone(), node.spare.clone())).collect();
-        assert_eq!(sockets, [(0..2, 5..7), (2..5, 7..10)]);
+        assert_eq!(sockets, [(vec![0, 1], vec![5, 6]), (vec![2, 3, 4], vec![7, 8, 9])]);
     }
 
     #[test]
@@ -265,7 +330,7 @@ mod tests {
         let plan = plan(&request(), &host(4)).unwrap();
         assert_eq!(plan.nodes.len(), 4);
         assert_eq!(plan.nodes[3].home, Some(Home { node: 3, cpus: vec![6, 7] }));
-        assert_eq!(plan.nodes[3].vcpus, 3..4);
+        assert_eq!(plan.nodes[3].vcpus, [3]);
         assert_eq!(plan.nodes[3].memory_mib, 128);
         assert_eq!(plan.distances[1], [21, 10, 23, 24]);
     }
@@ -284,7 +349,10 @@ mod tests {
         assert!(unbound.numa && unbound.nodes.iter().all(|node| node.home.is_none()));
         assert_eq!(unbound.distances[0], [10, 21]);
         let uma = plan(&Request { uma: true, vcpus: Some(3), ..request() }, &host(2)).unwrap();
-        assert_eq!(uma.nodes, [GuestNode { memory_mib: 512, vcpus: 0..3, spare: 0..0, home: None }]);
+        assert_eq!(
+            uma.nodes,
+            [GuestNode { memory_mib: 512, vcpus: vec![0, 1, 2], spare: Vec::new(), home: None }]
+        );
         assert!(!uma.numa);
     }
 
@@ -298,6 +366,51 @@ mod tests {
         assert_eq!(text(Request { vcpus: Some(65), ..request() }), "--vcpus 65: expected 1 to 64");
         let few = text(Request { nodes: Some(4), vcpus: Some(3), ..request() });
         assert_eq!(few, "--vcpus 3: expected at least 4, one for each of the guest nodes");
+    }
+
+    #[test]
+    fn a_place_says_the_node_of_each_vcpu() {
+        let placed = Request { nodes: Some(3), place: Some("1:2,0:0,2:0".parse().unwrap()), ..request() };
+        let plan = plan(&placed, &host(2)).unwrap();
+        let vcpus: Vec<_> = plan.nodes.iter().map(|node| node.vcpus.clone()).collect();
+        assert_eq!((plan.vcpus, vcpus), (3, vec![vec![0, 2], vec![], vec![1]]));
+    }
+
+    #[test]
+    fn a_place_names_each_vcpu_once_and_nodes_that_are_there() {
+        for bad in
+            ["", "0", "0:", ":0", "0:-1", "1:0", "0:0,0:1", "0:0,2:0", "0:0,", "0:99999999999999999999"]
+        {
+            let error = bad.parse::<Place>().unwrap_err();
+            assert!(error.ends_with("with each vCPU from 0 on once"), "{bad}: {error}");
+        }
+        let place = Some("0:0,1:3".parse().unwrap());
+        let error = plan(&Request { nodes: Some(3), place, ..request() }, &host(2)).unwrap_err();
+        assert_eq!(error.to_string(), "--place 1:3: expected a node below 3");
+        let many = (0..65).map(|vcpu| format!("{vcpu}:0")).collect::<Vec<_>>().join(",");
+        let place = Some(many.parse().unwrap());
+        let error = plan(&Request { place, ..request() }, &host(2)).unwrap_err();
+        assert_eq!(error.to_string(), "--place 65: expected 1 to 64");
+    }
+
+    #[test]
+    fn a_node_has_whole_sockets() {
+        let of = |cores, place: &str| {
+            plan(
+                &Request { cores, nodes: Some(2), place: Some(place.parse().unwrap()), ..request() },
+                &host(2),
+            )
+        };
+        assert_eq!(of(2, "0:1,1:1,2:0,3:0").unwrap().nodes[1].vcpus, [0, 1]);
+        assert!(of(1, "0:0,1:1,2:1").is_ok());
+        for place in ["0:0,1:1,2:1,3:0", "0:0,1:0,2:1"] {
+            let error = of(2, place).unwrap_err().to_string();
+            assert!(
+                error.starts_with("--cores 2: each of the 2 guest nodes must have whole sockets"),
+                "{error}"
+            );
+        }
+        assert_eq!(of(3, "0:0,1:0").unwrap_err().to_string(), "--cores 3: expected 1 to 2");
     }
 
     #[test]

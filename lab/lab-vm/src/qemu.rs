@@ -29,9 +29,8 @@ pub struct Files<'a> {
 
 /// The options of the machine itself, in groups that make readable lines.
 pub fn machine(name: &str, plan: &Plan) -> Vec<Vec<String>> {
-    let vcpus = plan.nodes.last().map_or(1, |node| node.vcpus.end);
     let most_vcpus = plan.nodes.iter().map(|node| node.vcpus.len() + node.spare.len()).sum::<usize>();
-    let (sockets, cores) = (most_vcpus / plan.cores, plan.cores);
+    let (vcpus, sockets, cores) = (plan.vcpus, most_vcpus / plan.cores, plan.cores);
     let memory: usize = plan.nodes.iter().map(|node| node.memory_mib).sum();
     let most = match plan.pluggable_mib {
         0 => String::new(),
@@ -142,8 +141,8 @@ fn numa(plan: &Plan) -> Vec<String> {
     let mut lines = Vec::new();
     for (number, node) in plan.nodes.iter().enumerate() {
         let mut line = format!("-numa node,nodeid={number},memdev=ram{number}");
-        for socket in node.vcpus.clone().chain(node.spare.clone()).step_by(plan.cores) {
-            let socket = socket / plan.cores;
+        for vcpu in node.vcpus.iter().chain(&node.spare).step_by(plan.cores) {
+            let socket = vcpu / plan.cores;
             line.push_str(&format!(" -numa cpu,node-id={number},socket-id={socket}"));
         }
         lines.push(line);
@@ -163,14 +162,15 @@ mod tests {
     fn line(numa: bool, homes: bool) -> String {
         let node = |number: usize| GuestNode {
             memory_mib: 256,
-            vcpus: 2 * number..2 * number + 2,
-            spare: if numa { 4 + number..5 + number } else { 0..0 },
+            vcpus: vec![2 * number, 2 * number + 1],
+            spare: if numa { vec![4 + number] } else { Vec::new() },
             home: homes.then(|| Home { node: 3 - number, cpus: vec![0] }),
         };
         let nodes = if numa { vec![node(0), node(1)] } else { vec![node(0)] };
         let pluggable_mib = if homes { 256 } else { 0 };
+        let vcpus = nodes.iter().map(|node| node.vcpus.len()).sum();
         let distances = vec![vec![10, 21], vec![21, 10]];
-        let plan = Plan { nodes, numa, cores: 1, pluggable_mib, distances };
+        let plan = Plan { nodes, vcpus, numa, cores: 1, pluggable_mib, distances };
         let path = Path::new;
         let files = Files {
             kernel: path("/k"),
@@ -210,16 +210,17 @@ mod tests {
     fn a_socket_of_several_cores_is_on_one_node() {
         let node = |number: usize| GuestNode {
             memory_mib: 256,
-            vcpus: 4 * number..4 * number + 4,
-            spare: 0..0,
+            vcpus: if number == 0 { vec![0, 1, 4, 5] } else { vec![2, 3, 6, 7] },
+            spare: Vec::new(),
             home: None,
         };
         let distances = vec![vec![10, 21], vec![21, 10]];
-        let plan = Plan { nodes: vec![node(0), node(1)], numa: true, cores: 2, pluggable_mib: 0, distances };
+        let nodes = vec![node(0), node(1)];
+        let plan = Plan { nodes, vcpus: 8, numa: true, cores: 2, pluggable_mib: 0, distances };
         let line = machine("a", &plan).concat().join(" ");
         for part in [
             "-smp 8,maxcpus=8,sockets=4,cores=2,threads=1",
-            "memdev=ram1 -numa cpu,node-id=1,socket-id=2 -numa cpu,node-id=1,socket-id=3 -numa dist",
+            "memdev=ram1 -numa cpu,node-id=1,socket-id=1 -numa cpu,node-id=1,socket-id=3 -numa dist",
         ] {
             assert!(line.contains(part), "{part} is not in {line}");
         }
