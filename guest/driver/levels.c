@@ -14,7 +14,9 @@
  * masks are made anew for a move, beside those in use, and replace them by one pointer.
  *
  * There are masks for all online nodes. The kernel makes none for nodes without CPUs,
- * and would have to make all of them anew when a CPU comes to one.
+ * and would have to make all of them anew when a CPU comes to one. Domains are built for the
+ * levels of nodes with CPUs alone, as the kernel does: one that is built and then found to be
+ * superfluous leaves its marks on those below (sd_parent_degenerate(), imb_numa_nr).
  */
 #include <linux/bitmap.h>
 #include <linux/cpumask.h>
@@ -52,7 +54,9 @@ enum numa_topology_type {
  * @node_distances: those between nodes, where the scheduler can have others; else NULL
  * @wide_masks: those that are in use now, as long as these are
  * @wide_distances: likewise
- * @topology: the scheduler's list of levels; NULL if it can stay
+ * @topology: the scheduler's list of levels, with room for all
+ * @nr_below: how many of that list are below a node
+ * @numa: one of that list
  */
 struct vnuma_levels {
 	struct rcu_head rcu;
@@ -66,6 +70,8 @@ struct vnuma_levels {
 	struct cpumask ***wide_masks;
 	int *wide_distances;
 	struct sched_domain_topology_level *topology;
+	int nr_below;
+	struct sched_domain_topology_level numa;
 };
 
 /* Never freed, as the kernel's domains refer to it after the module is unloaded. */
@@ -210,44 +216,44 @@ static void free_by_rcu(struct rcu_head *rcu)
 	free_levels(container_of(rcu, struct vnuma_levels, rcu));
 }
 
-/* What sched_init_numa() appends to the list of those below a node. */
-static struct sched_domain_topology_level *new_topology(int nr)
+/*
+ * What sched_init_numa() appends to the list of those below a node. Which ones is known when
+ * the CPUs have moved, see fill_topology().
+ */
+static bool make_topology(struct vnuma_levels *levels)
 {
 	const struct sched_domain_topology_level *below =
 		*vnuma_symbols.sched_domain_topology_saved;
 	const struct sched_domain_topology_level *now =
 		*vnuma_symbols.sched_domain_topology;
-	struct sched_domain_topology_level *topology, numa;
-	int own = 0, level;
+	struct sched_domain_topology_level *numa = &levels->numa;
+	int own = 0;
 
 	while (below[own].mask)
 		own++;
+	levels->nr_below = own;
 	/* The first is the node alone. Without another one there is no NUMA level now. */
-	numa = now[own];
+	*numa = now[own];
 	if (now[own + 1].mask) {
-		numa = now[own + 1];
+		*numa = now[own + 1];
 	} else {
 		if (!level_name)
 			level_name = kstrdup("NUMA", GFP_KERNEL);
 		if (!level_name)
-			return NULL;
-		numa.sd_flags = vnuma_symbols.cpu_numa_flags;
+			return false;
+		numa->sd_flags = vnuma_symbols.cpu_numa_flags;
 #ifdef SDTL_OVERLAP
-		numa.flags = SDTL_OVERLAP;
+		numa->flags = SDTL_OVERLAP;
 #endif
 #ifdef VNUMA_LEVELS_HAVE_NAMES
-		numa.name = level_name;
+		numa->name = level_name;
 #endif
 	}
-	topology = kcalloc(own + nr + 1, sizeof(*topology), GFP_KERNEL);
-	if (!topology)
-		return NULL;
-	memcpy(topology, now, (own + 1) * sizeof(*topology));
-	for (level = 1; level < nr; level++) {
-		topology[own + level] = numa;
-		topology[own + level].numa_level = level;
-	}
-	return topology;
+	levels->topology = kcalloc(own + levels->nr + 1, sizeof(*now), GFP_KERNEL);
+	if (!levels->topology)
+		return false;
+	memcpy(levels->topology, now, (own + 1) * sizeof(*now));
+	return true;
 }
 
 /* So that there is always one that is long enough for whatever number of levels a reader finds. */
@@ -304,13 +310,8 @@ struct vnuma_levels *vnuma_levels_prepare(const struct vnuma_model *topology)
 			goto failed;
 	}
 	levels->masks = new_masks(&levels->nodes, levels->nr, levels->length);
-	if (!levels->masks || !make_wide(levels, now))
+	if (!levels->masks || !make_wide(levels, now) || !make_topology(levels))
 		goto failed;
-	if (levels->nr != now) {
-		levels->topology = new_topology(levels->nr);
-		if (!levels->topology)
-			goto failed;
-	}
 	return levels;
 failed:
 	free_levels(levels);
@@ -348,6 +349,32 @@ static nodemask_t nodes_with_cpus(const struct vnuma_levels *levels)
 		if (!cpumask_empty(cpumask_of_node(node)))
 			node_set(node, nodes);
 	return nodes;
+}
+
+static bool are_apart(const nodemask_t *nodes, int distance)
+{
+	int from, to;
+
+	for_each_node_mask(from, *nodes)
+		for_each_node_mask(to, *nodes)
+			if (scheduler_distance(from, to) == distance)
+				return true;
+	return false;
+}
+
+static void fill_topology(struct vnuma_levels *levels)
+{
+	struct sched_domain_topology_level *next = levels->topology + levels->nr_below + 1;
+	nodemask_t nodes = nodes_with_cpus(levels);
+	int level;
+
+	for (level = 1; level < levels->nr; level++) {
+		if (!are_apart(&nodes, levels->distances[level]))
+			continue;
+		*next = levels->numa;
+		next->numa_level = level;
+		next++;
+	}
 }
 
 /* init_numa_topology_type(): is there a node between the first two that are farthest apart? */
@@ -436,6 +463,7 @@ void vnuma_levels_publish(struct vnuma_levels *levels)
 	};
 
 	fill(levels);
+	fill_topology(levels);
 	if (were_fewer)
 		cond_synchronize_rcu(since_fewer);
 	were_fewer = false;
@@ -451,8 +479,7 @@ void vnuma_levels_publish(struct vnuma_levels *levels)
 	if (kernel->sched_numa_node_distance)
 		set_number(kernel->sched_numa_node_levels, levels->nr_node);
 	set_number(kernel->sched_domains_numa_levels, levels->nr);
-	if (levels->topology)
-		swap(*kernel->sched_domain_topology, levels->topology);
+	swap(*kernel->sched_domain_topology, levels->topology);
 	/* One array for both, where the kernel made it. */
 	if (old.node_distances == old.distances)
 		old.node_distances = NULL;

@@ -283,6 +283,7 @@ static void write_distances(const struct vnuma_model *model)
 static void compare(nodemask_t nodes)
 {
 	int level, node, other, count = 0, farthest = LOCAL_DISTANCE;
+	bool apart[NR_DISTANCES] = { };
 
 	for_each_node_mask(node, nodes) {
 		for (level = 0; level < nr_levels; level++) {
@@ -294,19 +295,21 @@ static void compare(nodemask_t nodes)
 			expect(masks[level][node]->bits == cpus);
 		}
 		for (other = 0; other < NR_NODES; other++)
-			if (node_cpus[node].bits && node_cpus[other].bits)
+			if (node_cpus[node].bits && node_cpus[other].bits) {
 				farthest = max(farthest, node_distance(node, other));
+				apart[node_distance(node, other)] = true;
+			}
 	}
 	for (level = 0; level < nr_levels; level++)
 		expect(distances[level] == node_distances[level] &&
 		       (!level || distances[level] > distances[level - 1]));
 	expect(nr_node_levels == nr_levels && most == farthest);
-	while (now[count].mask) {
-		expect(count < 1 || now[count].numa_level == count - 1);
-		count++;
-	}
-	/* SMT, the node alone, and one for each other distance. */
-	expect(count == 1 + nr_levels);
+	/* SMT, the node alone, and one for each other distance between nodes that have CPUs. */
+	expect(now[count++].mask && now[count].mask && !now[count].numa_level);
+	for (level = 1; level < nr_levels; level++)
+		if (apart[distances[level]])
+			expect(now[++count].mask && now[count].numa_level == level);
+	expect(!now[++count].mask);
 	expect(nr_levels > 2 || type == NUMA_DIRECT);
 }
 
