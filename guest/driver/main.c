@@ -133,6 +133,7 @@ static int read_and_apply(struct vnuma *vnuma, struct vnuma_model **old,
 		return err;
 	if (next->generation == applied_generation)
 		return -EALREADY;
+	vnuma_topology_number(next);
 	switch (vnuma_mode) {
 	case VNUMA_GD_MODE_FAST:
 		return vnuma_fast_apply(next, old, why);

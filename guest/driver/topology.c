@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Checks a publication of the host against this guest.
+ * Brings a publication of the host in line with this guest.
+ *
+ * The host names a node by its proximity domain, as ACPI and QEMU do. The kernel numbers nodes
+ * as it finds their domains in the firmware's SRAT, and there CPUs come before memory
+ * (acpi_map_pxm_to_node(), drivers/acpi/numa/srat.c): it calls that of the first CPU node 0.
  */
+#include <linux/acpi.h>
 #include <linux/bsearch.h>
 #include <linux/cpu.h>
 #include <linux/nodemask.h>
@@ -13,6 +18,94 @@
 
 /* Changed with cpus_read_lock() held, so stable in CPU hotplug callbacks. */
 static struct vnuma_model *current_topology;
+
+/* The number of a domain for which this guest has no node. No node has such a number. */
+#define ABSENT(domain)	(MAX_NUMNODES + (domain))
+
+/* Return: NUMA_NO_NODE if the firmware has not named this domain. */
+static int node_of_domain(int domain)
+{
+#ifdef CONFIG_ACPI_NUMA
+	return pxm_to_node(domain);
+#else
+	return NUMA_NO_NODE;
+#endif
+}
+
+/* There are none without an SRAT. All is on node 0 then, unless numa=fake= makes more. */
+static bool have_domains(void)
+{
+	int domain;
+
+	for (domain = 0; domain < VNUMA_TC_MAX_NODES; domain++)
+		if (node_of_domain(domain) != NUMA_NO_NODE)
+			return true;
+	return false;
+}
+
+/* What the host calls a node. */
+static int domain_of_node(int node)
+{
+	int domain;
+
+	if (node >= ABSENT(0))
+		return node - ABSENT(0);
+	for (domain = 0; domain < VNUMA_TC_MAX_NODES; domain++)
+		if (node_of_domain(domain) == node)
+			return domain;
+	return node;
+}
+
+static u32 number_of(u32 domain)
+{
+	int node = node_of_domain(domain);
+
+	return node < 0 || node >= VNUMA_TC_MAX_NODES ? ABSENT(domain) : node;
+}
+
+static void number_distances(struct vnuma_model *topology)
+{
+	/* Too large for a stack. */
+	static u8 published[VNUMA_TC_MAX_NODES][VNUMA_TC_MAX_NODES];
+	u32 from, to, a, b, nr = 1, nr_published = topology->nr_nodes;
+
+	memcpy(published, topology->distance, sizeof(published));
+	for (a = 0; a < VNUMA_TC_MAX_NODES; a++)
+		for (b = 0; b < VNUMA_TC_MAX_NODES; b++)
+			topology->distance[a][b] = node_distance(a, b);
+	for (from = 0; from < nr_published; from++) {
+		a = number_of(from);
+		if (a >= ABSENT(0))
+			continue;
+		nr = max(nr, a + 1);
+		for (to = 0; to < nr_published; to++) {
+			b = number_of(to);
+			if (b < ABSENT(0))
+				topology->distance[a][b] = published[from][to];
+		}
+	}
+	topology->nr_nodes = nr;
+}
+
+/**
+ * vnuma_topology_number - give nodes the numbers that they have in this guest
+ * @topology: as the host has published it, checked by itself already
+ *
+ * Call with update_mutex held. A node that this guest does not have gets a number that
+ * vnuma_topology_check() refuses.
+ */
+void vnuma_topology_number(struct vnuma_model *topology)
+{
+	u32 i;
+
+	if (!have_domains())
+		return;
+	number_distances(topology);
+	for (i = 0; i < topology->nr_vcpus; i++)
+		topology->vcpu[i].node = number_of(topology->vcpu[i].node);
+	for (i = 0; i < topology->nr_devices; i++)
+		topology->device[i].node = number_of(topology->device[i].node);
+}
 
 static int compare_apic_id(const void *key, const void *element)
 {
@@ -27,8 +120,8 @@ static int compare_apic_id(const void *key, const void *element)
  * @topology: may be NULL
  * @cpu: a possible CPU
  *
- * Return: a node below nr_nodes, or NUMA_NO_NODE if the host does not name this
- * CPU, which then stays where it is.
+ * Return: a node, or NUMA_NO_NODE if the host does not name this CPU, which then stays where
+ * it is.
  */
 int vnuma_topology_node(const struct vnuma_model *topology, int cpu)
 {
@@ -99,8 +192,8 @@ static int check_online_cpu(const struct vnuma_model *topology, int cpu,
 		if (node_after(topology, sibling) != node)
 			return vnuma_fail(why, -EOPNOTSUPP,
 					  "CPUs %d and %d are threads of one core but published on nodes %d and %d",
-					  cpu, sibling, node,
-					  node_after(topology, sibling));
+					  cpu, sibling, domain_of_node(node),
+					  domain_of_node(node_after(topology, sibling)));
 	return 0;
 }
 
@@ -110,14 +203,14 @@ static int check_device(const struct vnuma_tc_device *device,
 	if (device->node < nr_node_ids && node_online(device->node))
 		return 0;
 	return vnuma_fail(why, -ENXIO,
-			  "device %04x:%02x:%02x.%u is published on node %u, which is not online in this guest",
+			  "device %04x:%02x:%02x.%u is published on node %d, which is not online in this guest",
 			  device->segment, device->bus, device->devfn >> 3,
-			  device->devfn & 7, device->node);
+			  device->devfn & 7, domain_of_node(device->node));
 }
 
 /**
  * vnuma_topology_check - can this guest apply a publication?
- * @topology: checked by itself already
+ * @topology: of vnuma_topology_number()
  * @why: filled if not
  *
  * All is checked before anything is changed, so that a refused publication leaves
@@ -143,7 +236,7 @@ int vnuma_topology_check(const struct vnuma_model *topology,
 			return vnuma_fail(why, -ENXIO,
 					  "CPU %d (APIC id %u) is published on node %d, which is not online in this guest",
 					  cpu, (u32)cpu_physical_id(cpu),
-					  node);
+					  domain_of_node(node));
 		if (!cpu_online(cpu))
 			continue;
 		err = check_online_cpu(topology, cpu, why);

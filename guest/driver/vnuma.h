@@ -20,7 +20,7 @@
  *	sched_ext.c	idle masks and queues that sched_ext keeps by node
  *	rseq.c		rseq's node_id of the threads of a CPU that moved
  *	symbols.c	kernel symbols that are not exported
- *	topology.c	looking a topology up; agreement with this guest
+ *	topology.c	looking a topology up; numbers of nodes, agreement with this guest
  *	channel.c	memory shared with the host: reads publications, writes answers
  */
 #ifndef VNUMA_H
@@ -54,6 +54,10 @@ struct vnuma_reason {
 
 /**
  * struct vnuma_model - a publication of the host, copied and then checked
+ *
+ * Its nodes are those of the host until vnuma_topology_number(), after that those of this
+ * guest: a CPU or device may then be on one that this guest does not have.
+ *
  * @generation: never 0
  * @nr_nodes: 1 to VNUMA_TC_MAX_NODES
  * @nr_vcpus: 1 to VNUMA_TC_MAX_VCPUS
@@ -133,6 +137,7 @@ void vnuma_channel_count_devices(const struct vnuma_channel *channel,
 				 u64 changes);
 
 /* topology.c */
+void vnuma_topology_number(struct vnuma_model *topology);
 int vnuma_topology_node(const struct vnuma_model *topology, int cpu);
 bool vnuma_topology_is_unapplied(const struct vnuma_model *topology, int cpu);
 int vnuma_topology_count_unapplied(void);

@@ -901,6 +901,9 @@ coproc FAKE { "$HOST" --qmp "$QMP" --bus "$BUS" --listen "$directory/channel"; }
 read -r -t 60 answer <&"${FAKE[0]}" || answer=
 [[ $answer == attached ]] || { echo "FAIL: the fake host did not attach"; exit 1; }
 host "nodes $NODES"
+# All nodes here are those of the guest. What the firmware calls them is in its log.
+host "order $(guest dmesg | sed -n 's/.*SRAT: Node \([0-9]*\) PXM \([0-9]*\) .*/\1 \2/p' | sort -u | tr '\n' ' ')"
+[[ $answer == ok ]] || fail "order: $answer"
 # The driver's probe comes some time after the hot-plug.
 for _ in {1..300}; do
 	guest grep -q vnuma /proc/interrupts && break

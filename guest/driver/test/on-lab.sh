@@ -9,14 +9,17 @@
 #
 # STAGES, HOSTILE, NODES, SEED and READ_S of the environment are driver-test.sh's. MODE is
 # how the module is loaded (auto), APPEND words for the guest's kernel, CORES those of a
-# socket, which share a cache (1), PLUGGABLE what can be plugged into each node.
+# socket, which share a cache (1), PLACE the node of each vCPU (VCPU:NODE,...), PLUGGABLE what
+# can be plugged into each node.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 vm=driver-test
 chmod +x "$here/vnuma-check" "$here/vnuma-affinity" "$here/vnuma-fake-host"
 
-lab-vm start $vm --kernel "${3:-6.12}" --nodes "${NODES:-2}" --vcpus 4 --cores "${CORES:-1}" --memory 512M \
-	--append "${APPEND:-}" ${PLUGGABLE:+--pluggable "$PLUGGABLE"}
+vcpus="--vcpus 4"
+[ -z "${PLACE:-}" ] || vcpus="--place $PLACE"
+lab-vm start $vm --kernel "${3:-6.12}" --nodes "${NODES:-2}" --cores "${CORES:-1}" --memory 512M \
+	--append "${APPEND:-}" $vcpus ${PLUGGABLE:+--pluggable "$PLUGGABLE"}
 trap 'lab-vm stop $vm' EXIT
 # dash runs no EXIT trap when a signal ends it.
 trap 'exit 129' HUP

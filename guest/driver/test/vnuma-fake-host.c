@@ -13,6 +13,8 @@
  *				-> acknowledged GENERATION fast|safe MICROSECONDS | silent GENERATION
  *	write APIC:NODE,...	publish without ringing -> written GENERATION
  *	nodes N			nr_nodes of later publications -> ok
+ *	order NODE DOMAIN ...	the proximity domain of each node of the guest: later commands
+ *				have the guest's nodes, later publications the domains -> ok
  *	distance FROM TO D	of later publications -> ok
  *	devices SEGMENT:BUS:DEVICE.FUNCTION=NODE,...
  *				of later publications, or none; hexadecimal but NODE -> ok
@@ -61,6 +63,8 @@ static const char *qmp_path;
 static uint32_t epoch;
 static uint32_t counter;
 static uint32_t nr_nodes = 4;
+/* By node of the guest; others are published as they are. */
+static uint32_t domains[VNUMA_TC_MAX_NODES];
 static uint8_t distance[VNUMA_TC_MAX_NODES][VNUMA_TC_MAX_NODES];
 static struct vnuma_tc_device devices[VNUMA_TC_MAX_DEVICES];
 static uint32_t nr_devices;
@@ -98,6 +102,8 @@ static void init_memory(void)
 		      MAP_SHARED, memory_fd, 0);
 	if (memory == MAP_FAILED)
 		die("mmap");
+	for (from = 0; from < VNUMA_TC_MAX_NODES; from++)
+		domains[from] = from;
 	header = (void *)memory;
 	header->layout = VNUMA_TC_LAYOUT;
 	header->header_size = sizeof(struct vnuma_tc_header);
@@ -275,10 +281,15 @@ static struct vnuma_tc_vcpus *vcpus_of(struct vnuma_tc_slot *slot)
 	return (void *)((uint8_t *)nodes_of(slot) + nodes_length());
 }
 
+static uint32_t domain_of(uint32_t node)
+{
+	return node < VNUMA_TC_MAX_NODES ? domains[node] : node;
+}
+
 static void write_nodes(struct vnuma_tc_nodes *nodes)
 {
 	uint8_t *to = (uint8_t *)(nodes + 1);
-	uint32_t from;
+	uint32_t from, into;
 
 	*nodes = (struct vnuma_tc_nodes){
 		.section = { .kind = VNUMA_TC_SECTION_NODES,
@@ -288,7 +299,9 @@ static void write_nodes(struct vnuma_tc_nodes *nodes)
 		.distance_offset = sizeof(*nodes),
 	};
 	for (from = 0; from < nr_nodes; from++)
-		memcpy(to + from * nr_nodes, distance[from], nr_nodes);
+		for (into = 0; into < nr_nodes; into++)
+			if (domains[from] < nr_nodes && domains[into] < nr_nodes)
+				to[domains[from] * nr_nodes + domains[into]] = distance[from][into];
 }
 
 static uint32_t write_vcpus(struct vnuma_tc_vcpus *vcpus, char *pairs)
@@ -302,6 +315,7 @@ static uint32_t write_vcpus(struct vnuma_tc_vcpus *vcpus, char *pairs)
 		if (n == VNUMA_TC_MAX_VCPUS ||
 		    sscanf(pair, "%u:%u", &vcpu[n].apic_id, &vcpu[n].node) != 2)
 			break;
+		vcpu[n].node = domain_of(vcpu[n].node);
 		n++;
 	}
 	*vcpus = (struct vnuma_tc_vcpus){
@@ -449,6 +463,19 @@ static void set_distance(const char *arguments)
 	printf("ok\n");
 }
 
+static void set_order(char *list)
+{
+	unsigned int node, domain;
+	int used;
+
+	for (; sscanf(list, "%u %u%n", &node, &domain, &used) == 2; list += used) {
+		if (node >= VNUMA_TC_MAX_NODES || domain >= VNUMA_TC_MAX_NODES)
+			break;
+		domains[node] = domain;
+	}
+	printf("%s\n", list[strspn(list, " \n")] ? "bad order" : "ok");
+}
+
 static void set_devices(char *list)
 {
 	char *one, *state = NULL;
@@ -464,7 +491,7 @@ static void set_devices(char *list)
 			break;
 		devices[n++] = (struct vnuma_tc_device){
 			.segment = segment, .bus = bus,
-			.devfn = device << 3 | function, .node = node,
+			.devfn = device << 3 | function, .node = domain_of(node),
 		};
 	}
 	nr_devices = n;
@@ -488,6 +515,8 @@ static void execute(char *line)
 	} else if (!strncmp(line, "nodes ", 6)) {
 		nr_nodes = atoi(line + 6);
 		printf("ok\n");
+	} else if (!strncmp(line, "order ", 6)) {
+		set_order(line + 6);
 	} else if (!strncmp(line, "distance ", 9)) {
 		set_distance(line + 9);
 	} else if (!strncmp(line, "devices", 7)) {

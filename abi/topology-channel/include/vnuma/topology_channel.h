@@ -13,7 +13,9 @@
  *   slot_offset[1]	struct vnuma_tc_slot	written by the host
  *
  * All values are little-endian. The host and the guest are both x86-64. Nothing
- * here names a node of the host: a guest learns only its own guest nodes.
+ * here names a node of the host: a guest learns only its own guest nodes. These are
+ * named by their proximity domains (ACPI's SRAT and SLIT), which QEMU and libvirt call
+ * their ids. The guest's kernel may have other numbers for them.
  *
  * A publication is a slot: struct vnuma_tc_slot, then nr_sections sections, each
  * beginning with struct vnuma_tc_section and at a multiple of 8. Only `length`
@@ -185,7 +187,7 @@ struct vnuma_tc_vcpus {
 
 struct vnuma_tc_vcpu {
 	__u32 apic_id;		/* x2APIC id, the guest's name for the vCPU */
-	__u32 node;		/* guest node, < nr_nodes */
+	__u32 node;		/* guest node (proximity domain), < nr_nodes */
 };
 
 /*
