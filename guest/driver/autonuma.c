@@ -53,6 +53,7 @@ MODULE_PARM_DESC(autonuma, "tell AutoNUMA to look at memory of threads whose CPU
 
 /**
  * struct told - an address space that has threads on a CPU that moved
+ * @list: of those that are told together
  * @mm: held, but may be empty by now
  * @anew: the look begins at its start
  */

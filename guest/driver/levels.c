@@ -84,6 +84,11 @@ static char *level_name;
 static unsigned long since_fewer;
 static bool were_fewer;
 
+/* The kernel's pointer to what readers find by RCU. Call with sched_domains_mutex held. */
+#define in_use(pointer)								\
+	rcu_dereference_protected(*vnuma_symbols.pointer,			\
+				  lockdep_is_held(vnuma_symbols.sched_domains_mutex))
+
 /**
  * vnuma_levels_complete - have all online nodes masks, with all CPUs in the last one?
  *
@@ -94,7 +99,7 @@ static bool were_fewer;
  */
 bool vnuma_levels_complete(void)
 {
-	struct cpumask ***masks = *vnuma_symbols.sched_domains_numa_masks;
+	struct cpumask ***masks = in_use(sched_domains_numa_masks);
 	int nr = *vnuma_symbols.sched_domains_numa_levels, node;
 
 	if (!masks || !nr)
@@ -259,8 +264,8 @@ static bool make_topology(struct vnuma_levels *levels)
 /* So that there is always one that is long enough for whatever number of levels a reader finds. */
 static bool make_wide(struct vnuma_levels *levels, int now)
 {
-	struct cpumask ***masks = *vnuma_symbols.sched_domains_numa_masks;
-	int *distances = *vnuma_symbols.sched_domains_numa_distance;
+	struct cpumask ***masks = in_use(sched_domains_numa_masks);
+	int *distances = in_use(sched_domains_numa_distance);
 	int level;
 
 	if (!masks || !now || levels->nr <= now)
@@ -458,8 +463,8 @@ void vnuma_levels_publish(struct vnuma_levels *levels)
 	struct vnuma_symbols *kernel = &vnuma_symbols;
 	struct vnuma_levels old = {
 		.nr = *kernel->sched_domains_numa_levels,
-		.masks = *kernel->sched_domains_numa_masks,
-		.distances = *kernel->sched_domains_numa_distance,
+		.masks = in_use(sched_domains_numa_masks),
+		.distances = in_use(sched_domains_numa_distance),
 	};
 
 	fill(levels);
@@ -469,7 +474,7 @@ void vnuma_levels_publish(struct vnuma_levels *levels)
 	were_fewer = false;
 	widen(levels);
 	if (kernel->sched_numa_node_distance) {
-		old.node_distances = *kernel->sched_numa_node_distance;
+		old.node_distances = in_use(sched_numa_node_distance);
 		rcu_assign_pointer(*kernel->sched_numa_node_distance,
 				   levels->node_distances);
 	}

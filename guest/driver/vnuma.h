@@ -203,8 +203,8 @@ struct vnuma_symbols {
 	/* kernel/sched/topology.c */
 	struct mutex *sched_domains_mutex;
 	int *sched_domains_numa_levels;
-	int **sched_domains_numa_distance;
-	struct cpumask ****sched_domains_numa_masks;
+	int __rcu **sched_domains_numa_distance;
+	struct cpumask ** __rcu **sched_domains_numa_masks;
 	int *sched_max_numa_distance;
 	unsigned int *sched_numa_topology_type;
 	struct sched_domain_topology_level **sched_domain_topology;
@@ -213,7 +213,7 @@ struct vnuma_symbols {
 	/* From 6.18 on; NULL before */
 	int (*arch_sched_node_distance)(int from, int to);
 	int *sched_numa_node_levels;
-	int **sched_numa_node_distance;
+	int __rcu **sched_numa_node_distance;
 	/* kernel/sched/syscalls.c; may be missing */
 	int (*idle_cpu)(int cpu);
 	/* kernel/sched/core.c; may be missing */

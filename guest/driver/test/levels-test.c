@@ -113,6 +113,7 @@ static void cond_synchronize_rcu(unsigned long since);
 #define WRITE_ONCE(variable, value)		do { (variable) = (value); assigned(); } while (0)
 #undef smp_store_release
 #define smp_store_release(pointer, value)	do { *(pointer) = (value); assigned(); } while (0)
+#define rcu_dereference_protected(pointer, held)	(pointer)
 #define rcu_barrier				synchronize_rcu
 
 #include "../levels.c"

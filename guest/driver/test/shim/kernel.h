@@ -27,6 +27,7 @@ typedef struct {
 } nodemask_t;
 
 #define __percpu
+#define __rcu
 #define scnprintf	snprintf
 #define ARRAY_SIZE(a)	(sizeof(a) / sizeof((a)[0]))
 #define min_t(type, a, b)	min((type)(a), (type)(b))
