@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-2.0
 #
 # Runs driver-test.sh on the lab server, as root, against a VM of its own. Expects
-# vnuma.ko, vnuma-readers.ko, vnuma-check, vnuma-affinity, vnuma-fake-host and
-# driver-test.sh beside it, and for stage sched_ext lab-sched-ext.
+# vnuma.ko, vnuma-readers.ko, vnuma-check, vnuma-affinity, vnuma-fake-host,
+# driver-test.sh and driver-load.sh beside it, and for stage sched_ext lab-sched-ext.
 #
 #	on-lab.sh [ROUNDS [LOAD_SECONDS [KERNEL]]]
 #

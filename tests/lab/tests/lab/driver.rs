@@ -130,6 +130,7 @@ fn job(kernel: &str, arguments: &[&str], env: &[(&str, &str)]) -> Job {
         (tools.join("vnuma-affinity"), "vnuma-affinity"),
         (tools.join("vnuma-fake-host"), "vnuma-fake-host"),
         (sources.join("driver-test.sh"), "driver-test.sh"),
+        (sources.join("driver-load.sh"), "driver-load.sh"),
         (sources.join("on-lab.sh"), "on-lab.sh"),
     ];
     Job {
