@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
+use sha2::{Digest, Sha256};
 
 /// Where the project keeps what it builds outside the checkout: `$VNUMA_CACHE`, else `$HOME/.cache/vnuma`.
 pub fn cache_dir() -> PathBuf {
@@ -18,6 +19,19 @@ pub fn cache_dir() -> PathBuf {
         Some(directory) if !directory.is_empty() => PathBuf::from(directory),
         _ => home().join(".cache/vnuma"),
     }
+}
+
+/// The name under which something is kept: of what it is for, and paths and contents of what it is made of.
+pub(crate) fn hash(release: &str, sources: &[(PathBuf, Vec<u8>)]) -> String {
+    let mut digest = Sha256::new();
+    digest.update(release.as_bytes());
+    for (path, content) in sources {
+        for part in [path.as_os_str().as_encoded_bytes(), content] {
+            digest.update((part.len() as u64).to_le_bytes());
+            digest.update(part);
+        }
+    }
+    digest.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// A held lock; dropping it releases it.
@@ -78,6 +92,19 @@ mod tests {
         assert!(try_lock(&entry).unwrap().is_none());
         drop(shared);
         assert!(try_lock(&entry).unwrap().is_some());
+    }
+
+    #[test]
+    fn the_hash_follows_kernel_names_and_contents() {
+        let file = |name: &str, text: &str| (PathBuf::from(name), text.as_bytes().to_vec());
+        let one = hash("6.12", &[file("a", "bc"), file("d", "")]);
+        assert_eq!(one, hash("6.12", &[file("a", "bc"), file("d", "")]));
+        let others = [
+            hash("6.13", &[file("a", "bc"), file("d", "")]),
+            hash("6.12", &[file("ab", "c"), file("d", "")]),
+            hash("6.12", &[file("a", "bcd"), file("", "")]),
+        ];
+        assert!(others.iter().all(|other| *other != one));
     }
 
     #[test]

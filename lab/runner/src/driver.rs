@@ -5,13 +5,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use nix::fcntl::FlockArg;
-use sha2::{Digest, Sha256};
 
-use crate::cache::{cache_dir, lock, remove_tree, try_lock};
+use crate::cache::{cache_dir, hash, lock, remove_tree, try_lock};
 use crate::children::ScratchDir;
 use crate::file_error::{FileError, file_error};
 use crate::image::{Image, ImageError};
 use crate::kbuild::{self, KbuildError};
+use crate::kernels::{AddedKernel, DebugKernel};
 use crate::progress::Progress;
 
 /// Folders of the checkout that the build needs, at the same places relative to each other.
@@ -25,8 +25,10 @@ const DKMS: &str = r#"
     module=$(find dkms -path "*/$1/*/module/vnuma.ko*")
     case $(modinfo -F vermagic "$module") in "$1 "*) ;; *) echo "not for $1: $module"; exit 1 ;; esac
 "#;
+/// What is built.
+const TARGETS: [&str; 3] = ["modules", "check-tools", "readers"];
 /// Builds that are kept in the cache.
-const KEPT: usize = 8;
+const KEPT: usize = 16;
 
 /// Why there is no driver.
 #[derive(Debug, thiserror::Error)]
@@ -60,6 +62,23 @@ pub fn tools(kernel: &str) -> Result<PathBuf, DriverError> {
     Ok(built(kernel)?.join("test"))
 }
 
+/// Builds the driver and its check tools for a debug kernel, on this machine as that was; the directory, as [`tools`] and
+/// [`build`] have it.
+pub fn built_for_debug(kernel: &DebugKernel) -> Result<PathBuf, DriverError> {
+    let sources = sources(&crate::lab_dir().join(".."))?;
+    // The folder's name has the hash of the kernel.
+    let name = hash(&kernel.build_folder().display().to_string(), &sources);
+    keep(&name, || Ok(kbuild::make_here(&kernel.build_folder(), &sources, "guest/driver", &TARGETS)?))
+}
+
+/// Builds them for a kernel of Debian that the image does not have.
+pub fn built_for_added(kernel: &AddedKernel) -> Result<PathBuf, DriverError> {
+    let sources = sources(&crate::lab_dir().join(".."))?;
+    let (image, layer, release) = (kernel.image(), kernel.root(), kernel.release());
+    let make = || kbuild::make_over(image, &layer, release, &sources, "guest/driver", &TARGETS);
+    keep(&hash(release, &sources), || Ok(make()?))
+}
+
 /// Has DKMS build the driver, as its README says, for the kernel of the image with that name.
 pub fn build_with_dkms(kernel: &str) -> Result<(), DriverError> {
     let image = Image::ensure(Progress::Show)?;
@@ -82,15 +101,18 @@ fn built(name: &str) -> Result<PathBuf, DriverError> {
     let release = release(&image, name)?;
     let checkout = crate::lab_dir().join("..");
     let sources = sources(&checkout)?;
-    let hash = hash(release, &sources);
+    keep(&hash(release, &sources), || Ok(kbuild::make(&image, release, &sources, "guest/driver", &TARGETS)?))
+}
+
+/// The directory of the cache with what was built under a hash, or is built now.
+fn keep(hash: &str, build: impl FnOnce() -> Result<ScratchDir, DriverError>) -> Result<PathBuf, DriverError> {
     let results = cache_dir().join("driver");
-    let result = results.join(&hash);
+    let result = results.join(hash);
     let _lock = lock(&result, FlockArg::LockExclusive).map_err(file_error(&result))?;
     if !result.join("vnuma.ko").exists() {
-        let targets = ["modules", "check-tools", "readers"];
-        let scratch = kbuild::make(&image, release, &sources, "guest/driver", &targets)?;
+        let scratch = build()?;
         install(&scratch.path().join("guest/driver"), &result)?;
-        prune(&results, &hash);
+        prune(&results, hash);
     }
     Ok(result)
 }
@@ -123,18 +145,6 @@ fn is_source(path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     matches!(extension, Some("c" | "h" | "S" | "conf")) && !name.ends_with(".mod.c")
         || matches!(name, "Kbuild" | "Makefile")
-}
-
-fn hash(release: &str, sources: &[(PathBuf, Vec<u8>)]) -> String {
-    let mut digest = Sha256::new();
-    digest.update(release.as_bytes());
-    for (path, content) in sources {
-        for part in [path.as_os_str().as_encoded_bytes(), content] {
-            digest.update((part.len() as u64).to_le_bytes());
-            digest.update(part);
-        }
-    }
-    digest.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Copies what was built beside the result and renames it.
@@ -189,19 +199,6 @@ mod tests {
         {
             assert!(!is_source(Path::new(name)), "{name}");
         }
-    }
-
-    #[test]
-    fn the_hash_follows_kernel_names_and_contents() {
-        let file = |name: &str, text: &str| (PathBuf::from(name), text.as_bytes().to_vec());
-        let one = hash("6.12", &[file("a", "bc"), file("d", "")]);
-        assert_eq!(one, hash("6.12", &[file("a", "bc"), file("d", "")]));
-        let others = [
-            hash("6.13", &[file("a", "bc"), file("d", "")]),
-            hash("6.12", &[file("ab", "c"), file("d", "")]),
-            hash("6.12", &[file("a", "bcd"), file("", "")]),
-        ];
-        assert!(others.iter().all(|other| *other != one));
     }
 
     #[test]

@@ -60,7 +60,7 @@ pub enum InitramfsError {
 
 /// The initial RAM disk of the server, with those of its guests inside.
 pub(crate) fn server(image: &Image, binaries: &Binaries) -> Result<Vec<u8>, InitramfsError> {
-    let mut archive = base(image, image.server_kernel(), Role::Server, binaries)?;
+    let mut archive = base(image, &modules_of(image, image.server_kernel()), Role::Server, binaries)?;
     archive.file("lab/bin/lab-vm", 0o755, &program(&binaries.lab_vm)?);
     for unit in ["lab.target", "lab-agent.service"] {
         let path = crate::lab_dir().join("image/systemd").join(unit);
@@ -76,20 +76,47 @@ pub(crate) fn server(image: &Image, binaries: &Binaries) -> Result<Vec<u8>, Init
 
 /// The initial RAM disk of guests with a kernel.
 pub(crate) fn guest(image: &Image, kernel: &Kernel, binaries: &Binaries) -> Result<Vec<u8>, InitramfsError> {
-    Ok(base(image, kernel, Role::Guest, binaries)?.finish())
+    guest_with(image, &modules_of(image, kernel), binaries)
 }
 
-/// The part that is common to server and guests.
-fn base(image: &Image, kernel: &Kernel, role: Role, binaries: &Binaries) -> Result<Archive, InitramfsError> {
-    let folder = crate::lab_dir().join("image");
+/// That of guests with a kernel that has its modules in this folder.
+pub(crate) fn guest_with(
+    image: &Image,
+    modules: &Path,
+    binaries: &Binaries,
+) -> Result<Vec<u8>, InitramfsError> {
+    Ok(base(image, modules, Role::Guest, binaries)?.finish())
+}
+
+fn modules_of(image: &Image, kernel: &Kernel) -> PathBuf {
+    image.tree().join("usr/lib/modules").join(&kernel.release)
+}
+
+/// The initial RAM disk of a machine whose kernel has all that it needs built in.
+pub(crate) fn without_modules(image: &Image, binaries: &Binaries) -> Result<Vec<u8>, InitramfsError> {
+    let mut archive = programs(image, binaries)?;
+    for list in ["server", "network", "svm", "vmx"] {
+        archive.file(&format!("lab/modules/order.{list}"), 0o644, b"");
+    }
+    Ok(archive.finish())
+}
+
+/// What every one has.
+fn programs(image: &Image, binaries: &Binaries) -> Result<Archive, InitramfsError> {
     let mut archive = Archive::default();
     // The kernel opens it for init before anything is mounted.
     archive.character_device("dev/console", 0o600, 5, 1);
-    archive.file("init", 0o755, &read(&folder.join("init"))?);
+    archive.file("init", 0o755, &read(&crate::lab_dir().join("image/init"))?);
     archive.file("lab/bin/busybox", 0o755, &read(&image.tree().join("usr/bin/busybox"))?);
     archive.symlink("bin/sh", "/lab/bin/busybox");
     archive.file("lab/bin/lab-agent", 0o755, &program(&binaries.lab_agent)?);
-    let path = folder.join("initramfs.toml");
+    Ok(archive)
+}
+
+/// The part that is common to server and guests.
+fn base(image: &Image, folder: &Path, role: Role, binaries: &Binaries) -> Result<Archive, InitramfsError> {
+    let mut archive = programs(image, binaries)?;
+    let path = crate::lab_dir().join("image/initramfs.toml");
     let text = String::from_utf8_lossy(&read(&path)?).into_owned();
     let modules: Modules =
         toml::from_str(&text).map_err(|source| InitramfsError::Syntax { path, source: source.into() })?;
@@ -102,7 +129,7 @@ fn base(image: &Image, kernel: &Kernel, role: Role, binaries: &Binaries) -> Resu
         ],
         Role::Guest => vec![("guest", modules.guest), ("network", modules.guest_network)],
     };
-    add_modules(&mut archive, &image.tree().join("usr/lib/modules").join(&kernel.release), &lists)?;
+    add_modules(&mut archive, folder, &lists)?;
     Ok(archive)
 }
 

@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{ExitStatus, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -288,6 +288,19 @@ impl Lab {
         if let Some(counters) = counters {
             command.args(counters.arguments(&path)?);
         }
+        Self::start(command, directory, image, accel, server.member.clone(), started)
+    }
+
+    /// Starts a machine and waits for its agent.
+    pub(crate) fn start(
+        mut command: Command,
+        directory: RunDirectory,
+        image: &Image,
+        accel: Accel,
+        member: Option<Member>,
+        started: Instant,
+    ) -> Result<Self, LabError> {
+        let path = directory.path();
         // A triple fault ends a machine without a word on its console.
         command.args(["-d", "cpu_reset", "-D"]).arg(path.join(PROCESSOR_LOG));
         let log_path = path.join("qemu.log");
@@ -301,7 +314,7 @@ impl Lab {
             returned: Condvar::new(),
             stopped: AtomicBool::new(false),
             directory,
-            _member: server.member.clone(),
+            _member: member,
             _image: image.clone(),
             boot_time: Duration::ZERO,
             accel,
@@ -386,6 +399,17 @@ impl Lab {
     /// Socket of the server's QEMU monitor (QMP), for one client at a time. It goes with the server.
     pub fn qmp_socket(&self) -> PathBuf {
         self.directory.path().join(qemu::QMP_SOCKET)
+    }
+
+    /// Socket of the second monitor of a guest ([`Lab::boot_guest`]).
+    pub fn control_socket(&self) -> PathBuf {
+        self.directory.path().join(qemu::CONTROL_SOCKET)
+    }
+
+    /// All that the console has.
+    pub fn console(&self) -> String {
+        let bytes = fs::read(self.directory.path().join("console.log")).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).replace('\r', "")
     }
 
     /// The end of the console and of QEMU's messages.

@@ -1,6 +1,6 @@
 //! The command line of the server's QEMU.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use vnuma_lab_agent::{MONITOR_PORT, PORT_PREFIX, PORTS};
@@ -19,6 +19,11 @@ const SYSTEMD_WORDS: &str = " vnuma.init=systemd systemd.unit=lab.target systemd
 
 /// Socket of the monitor in the directory of a run.
 pub(crate) const QMP_SOCKET: &str = "qmp.sock";
+/// Socket of the second monitor of a guest, for a program that drives it.
+pub(crate) const CONTROL_SOCKET: &str = "ctl.sock";
+
+/// Free ports of a guest for devices that come while it runs, `vnuma0` and on, as lab-vm has them.
+const GUEST_PORTS: usize = 2;
 
 /// What the kernel's command line leaves out because it costs seconds under emulation: mitigations, self-tests of
 /// cryptography, a second zeroing of memory, a look for root buses that ACPI does not name. lab-vm has the same for its
@@ -51,7 +56,41 @@ pub enum Init {
     Systemd,
 }
 
-/// The files that a server is started from.
+/// What a guest without a server around it is to be.
+#[derive(Clone, Debug)]
+pub struct Guest {
+    /// Its kernel, with all that it needs built in.
+    pub vmlinux: PathBuf,
+    /// NUMA nodes.
+    pub nodes: usize,
+    /// vCPUs, dealt to the nodes in order.
+    pub vcpus: usize,
+    /// Those of a socket.
+    pub cores: usize,
+    /// Memory of all nodes together.
+    pub memory_mib: usize,
+    /// What can be plugged into each node.
+    pub pluggable_mib: usize,
+    /// Words for the kernel.
+    pub append: String,
+}
+
+impl Default for Guest {
+    fn default() -> Self {
+        let vmlinux = PathBuf::new();
+        Self {
+            vmlinux,
+            nodes: 2,
+            vcpus: 4,
+            cores: 1,
+            memory_mib: 2048,
+            pluggable_mib: 0,
+            append: String::new(),
+        }
+    }
+}
+
+/// The files that a machine is started from.
 pub(crate) struct Files<'a> {
     /// The image's root file system, which QEMU itself is taken from.
     pub tree: &'a Path,
@@ -87,23 +126,7 @@ pub(crate) fn server(
     command.args(cpus(profile, accel));
     command.args(numa(profile));
     command.args(devices(profile));
-    let serial = files.directory.join("console.log");
-    command.args([
-        "-chardev",
-        &format!("file,id=console,path={}", escaped(&serial)),
-        "-serial",
-        "chardev:console",
-    ]);
-    let disk = escaped(files.root_disk);
-    command.args(["-drive", &format!("if=none,id=root,file={disk},format=raw,readonly=on,file.locking=off")]);
-    command.args(["-device", "virtio-blk-pci,bus=pcie.0,drive=root"]);
-    command.args(["-device", "virtio-serial-pci,id=ports,bus=pcie.0"]);
-    for number in 0..PORTS {
-        let socket = escaped(&files.directory.join(format!("agent{number}")));
-        command.args(["-chardev", &format!("socket,id=agent{number},path={socket},server=on,wait=off")]);
-        let port = format!("virtserialport,bus=ports.0,chardev=agent{number},name={PORT_PREFIX}{number}");
-        command.args(["-device", &port]);
-    }
+    command.args(surroundings(files));
     command.args(monitors(profile, files.directory));
     let mut words = "server".to_owned();
     if init == Init::Systemd {
@@ -116,6 +139,77 @@ pub(crate) fn server(
     }
     boot(&mut command, files.kernel, files.initramfs, &words);
     command
+}
+
+/// The console, the root disk, and the ports of the agent.
+fn surroundings(files: &Files<'_>) -> Vec<String> {
+    let mut arguments: Vec<String> = Vec::new();
+    let mut option = |name: &str, value: String| arguments.extend([name.to_owned(), value]);
+    let serial = escaped(&files.directory.join("console.log"));
+    option("-chardev", format!("file,id=console,path={serial}"));
+    option("-serial", "chardev:console".to_owned());
+    let disk = escaped(files.root_disk);
+    option("-drive", format!("if=none,id=root,file={disk},format=raw,readonly=on,file.locking=off"));
+    option("-device", "virtio-blk-pci,bus=pcie.0,drive=root".to_owned());
+    option("-device", "virtio-serial-pci,id=ports,bus=pcie.0".to_owned());
+    for number in 0..PORTS {
+        let socket = escaped(&files.directory.join(format!("agent{number}")));
+        option("-chardev", format!("socket,id=agent{number},path={socket},server=on,wait=off"));
+        let port = format!("virtserialport,bus=ports.0,chardev=agent{number},name={PORT_PREFIX}{number}");
+        option("-device", port);
+    }
+    arguments
+}
+
+/// The command that starts a guest without a server around it.
+pub(crate) fn guest(guest: &Guest, files: &Files<'_>) -> Command {
+    let mut command = base(Accel::Tcg, files.tree);
+    let most = match guest.pluggable_mib {
+        0 => String::new(),
+        // Each device is aligned to 1 GiB at most.
+        mib => format!(",maxmem={}M", guest.memory_mib + guest.nodes * (mib + 1024)),
+    };
+    command.args(["-machine", "q35", "-m", &format!("{}M{most}", guest.memory_mib)]);
+    let Guest { vcpus, cores, .. } = guest;
+    command.args(["-smp", &format!("{vcpus},sockets={},cores={cores},threads=1", vcpus / cores)]);
+    command.args(guest_nodes(guest));
+    command.args(surroundings(files));
+    for port in 0..GUEST_PORTS {
+        let place = format!("bus=pcie.0,chassis={},slot={port}", port + 1);
+        command.args(["-device", &format!("pcie-root-port,id=vnuma{port},{place}")]);
+    }
+    for socket in [QMP_SOCKET, CONTROL_SOCKET] {
+        command
+            .args(["-qmp", &format!("unix:{},server=on,wait=off", escaped(&files.directory.join(socket)))]);
+    }
+    // The role is that of a machine whose agent has ports.
+    boot(&mut command, files.kernel, files.initramfs, &format!("server {}", guest.append));
+    command
+}
+
+/// The nodes of a guest, and what can be plugged into them: `vmem0` and on.
+fn guest_nodes(guest: &Guest) -> Vec<String> {
+    let Guest { nodes, vcpus, cores, .. } = guest;
+    let mut arguments = Vec::new();
+    let mut option = |name: &str, value: String| arguments.extend([name.to_owned(), value]);
+    for node in 0..*nodes {
+        option("-object", format!("memory-backend-ram,id=ram{node},size={}M", guest.memory_mib / nodes));
+        option("-numa", format!("node,nodeid={node},memdev=ram{node}"));
+        for socket in (node * vcpus / nodes..(node + 1) * vcpus / nodes).step_by(*cores) {
+            option("-numa", format!("cpu,node-id={node},socket-id={}", socket / cores));
+        }
+        if guest.pluggable_mib > 0 {
+            let size = guest.pluggable_mib;
+            option("-object", format!("memory-backend-ram,id=pluggable{node},size={size}M,reserve=off"));
+            let memory = format!("memdev=pluggable{node},node={node},requested-size=0");
+            option("-device", format!("virtio-mem-pci,bus=pcie.0,id=vmem{node},{memory}"));
+        }
+    }
+    for (from, to) in (0..*nodes).flat_map(|from| (0..*nodes).map(move |to| (from, to))) {
+        let distance = if from == to { 10 } else { 20 + from.abs_diff(to) };
+        option("-numa", format!("dist,src={from},dst={to},val={distance}"));
+    }
+    arguments
 }
 
 /// The monitor for this machine and, in a server that can grow, one for programs in it: QEMU connects a virtio port to a
@@ -315,6 +409,33 @@ mod tests {
             assert!(line.contains(part), "{part} is not in {line}");
         }
         assert!(!line.contains("iommu"), "{line}");
+    }
+
+    #[test]
+    fn a_guest_without_a_server_is_as_lab_vm_has_it() {
+        let files = Files {
+            tree: Path::new("/tree"),
+            kernel: Path::new("/k"),
+            initramfs: Path::new("/i"),
+            root_disk: Path::new("/root.erofs"),
+            directory: Path::new("/run"),
+        };
+        let asked =
+            Guest { cores: 2, pluggable_mib: 512, append: "panic_on_warn=1".into(), ..Guest::default() };
+        let command = guest(&asked, &files);
+        let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy().into_owned()).collect();
+        let line = words.join(" ");
+        for part in [
+            "-m 2048M,maxmem=5120M",
+            "-smp 4,sockets=2,cores=2,threads=1",
+            "-object memory-backend-ram,id=ram1,size=1024M -numa node,nodeid=1,memdev=ram1 -numa cpu,node-id=1,socket-id=1",
+            "virtio-mem-pci,bus=pcie.0,id=vmem1,memdev=pluggable1,node=1,requested-size=0",
+            "pcie-root-port,id=vnuma1,",
+            "unix:/run/ctl.sock,",
+            "vnuma.role=server panic_on_warn=1",
+        ] {
+            assert!(line.contains(part), "{part} is not in {line}");
+        }
     }
 
     #[test]
