@@ -1,10 +1,11 @@
 //! The guest driver by itself, on real KVM: no vnumad, a fake host publishes. What is tested stands in
 //! `guest/driver/test/driver-test.sh`; this runs it on a lab server.
 
-use crate::{Job, run, soak_rounds, soak_seconds};
+use crate::{Job, run, soak_rounds, soak_seconds, third};
 use std::path::Path;
 use vnuma_lab_runner::{build_binaries, driver};
 
+const KERNELS: [&str; 3] = ["6.12", "6.1", "7.3"];
 const STAGES: &str = "checker events hostile distances devices hotplug reload readers safe";
 /// One malformed publication for each way to refuse: the header, a torn slot, the slot's counts, its map, and a
 /// guest that lacks the node.
@@ -18,15 +19,24 @@ const READ_SECONDS: &str = "600";
 #[ignore = "takes an hour: make soak"]
 fn the_driver_applies_publications_on_each_kernel() {
     let rounds = soak_rounds().unwrap_or_else(|| ROUNDS.to_owned());
-    for kernel in ["6.12", "6.1", "7.3"] {
+    for kernel in KERNELS {
         run("2n4c", &[job(kernel, &[&rounds, LOAD_SECONDS, kernel], &[])]);
+    }
+}
+
+/// One kernel at each turn, as each takes ten seconds.
+#[test]
+fn the_kernels_own_checks_find_nothing_in_the_driver() {
+    let kernels = third().map_or(&KERNELS[..], |third| &KERNELS[third..=third]);
+    for kernel in kernels {
+        driver::check(kernel).unwrap_or_else(|error| panic!("{error}"));
     }
 }
 
 #[test]
 #[ignore = "takes a minute: make soak"]
 fn dkms_builds_the_driver_for_each_kernel() {
-    for kernel in ["6.12", "6.1", "7.3"] {
+    for kernel in KERNELS {
         driver::build_with_dkms(kernel).unwrap_or_else(|error| panic!("{error}"));
     }
 }
