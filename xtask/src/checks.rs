@@ -371,7 +371,8 @@ enum SoakPart {
     Packages,
     /// The driver on each kernel and in each mode, while a module of the guest reads the maps as drivers do: ten minutes a row
     Kernel,
-    /// The sources of each guest kernel against the list of what asks them for nodes (guest/driver/kernel-users.txt)
+    /// The sources of each guest kernel against the list of what asks them for nodes (guest/driver/kernel-users.txt), and their
+    /// semantic patches on the driver
     KernelUsers,
     /// Guests, QEMUs, users and peers that are hostile, against vnumad, the driver, scx_vnuma and the DSM
     Hostile,
@@ -466,7 +467,19 @@ fn kernel_users_jobs() -> Result<Vec<Job>> {
         });
         job(&format!("what asks kernel {kernel} for nodes"), command)
     };
-    Ok(kernel_users::KERNELS.into_iter().map(one).collect())
+    let mut jobs: Vec<Job> = kernel_users::KERNELS.into_iter().map(one).collect();
+    jobs.push(job("the kernel's semantic patches, on the driver", semantic_patches()));
+    Ok(jobs)
+}
+
+/// Those of the newest kernel.
+fn semantic_patches() -> Result<Command> {
+    setup::install(&["guest/driver/test/host-packages.txt"])?;
+    let (kernel, release) = kernel_users::KERNELS[kernel_users::KERNELS.len() - 1];
+    let tree = setup::kernel_source(release, kernel, kernel_users::FOLDERS)?;
+    let mut command = program(Path::new("make"), &["--silent", "-C", "guest/driver", "coccicheck"]);
+    command.arg(format!("SCRIPTS={}", tree.join("scripts/coccinelle").display()));
+    Ok(command)
 }
 
 /// Tests of what [SECURITY.md](../../SECURITY.md) promises, those that take long as well.

@@ -16,8 +16,9 @@ const LIST: &str = "guest/driver/kernel-users.txt";
 const VERDICTS: [&str; 6] = ["absent", "boot", "keeps", "places", "reads", "updated"];
 /// Kernels that the list is for, and the releases of Debian that have their sources.
 pub const KERNELS: [(&str, &str); 3] = [("6.1", "bookworm"), ("6.12", "trixie"), ("7.3", "trixie-backports")];
-/// What is read of a source.
-pub const FOLDERS: &str = "arch/x86 block drivers/base fs include/linux io_uring kernel lib mm net/core";
+/// What is read of a source, and its semantic patches.
+pub const FOLDERS: &str =
+    "arch/x86 block drivers/base fs include/linux io_uring kernel lib mm net/core scripts/coccinelle";
 
 #[derive(clap::Args)]
 pub struct Arguments {

@@ -176,7 +176,9 @@ pub fn kernel_source(release: &str, kernel: &str, folders: &str) -> Result<PathB
         "dpkg --fsys-tarfile got/{source}_*.deb |
             tar -xO ./usr/src/{source}.tar.xz | tar -xJ {source}/Makefile{folders}"
     );
-    fetch_once("kernels", &source, &format!("{source} of {release}"), |download| {
+    // One that was fetched for fewer folders is another one.
+    let name = format!("{source}-{}", folders.matches(&source).count());
+    fetch_once("kernels", &name, &format!("{source} of {release}"), |download| {
         download_packages(download, release, &source)?;
         run_quiet(Command::new("sh").args(["-c", &script]).current_dir(download))?;
         Ok(download.join(&source))
