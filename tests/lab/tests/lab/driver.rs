@@ -1,7 +1,7 @@
 //! The guest driver by itself, on real KVM: no vnumad, a fake host publishes. What is tested stands in
 //! `guest/driver/test/driver-test.sh`; this runs it on a lab server.
 
-use crate::{Job, run, soak_rounds, soak_seconds, third};
+use crate::{Job, run, soak_rounds, soak_seconds, soak_seed, third};
 use std::path::Path;
 use vnuma_lab_runner::{build_binaries, driver};
 
@@ -83,6 +83,30 @@ fn all_comes_and_goes(kernel: &str, mode: &str, nodes: &str, append: &str) {
     run("2n4c", &[job(kernel, &["1", "0", kernel], &env)]);
 }
 
+/// After random moves the kernel's structures are those of a guest that booted with that topology, but for a written list
+/// (`keeps.txt` of `lab-kernel-state`).
+fn structures_are_those_of_a_boot(kernel: &str, arguments: &str) {
+    let seed = soak_seed();
+    let arguments: Vec<_> = ["--seed", &seed].into_iter().chain(arguments.split_whitespace()).collect();
+    run("2n4c", &[state(kernel, &arguments)]);
+}
+
+fn state(kernel: &str, arguments: &[&str]) -> Job {
+    let program = build_binaries(&[("vnuma-lab-tests", "lab-kernel-state")]).expect("the program builds");
+    let tools = driver::tools(kernel).expect("the fake host builds");
+    let files = [
+        (driver::build(kernel).expect("the driver builds"), "/root/driver/vnuma.ko"),
+        (tools.join("vnuma-fake-host"), "/root/driver/vnuma-fake-host"),
+        (program[0].clone(), "/usr/local/bin/lab-kernel-state"),
+    ];
+    let command = [&["lab-kernel-state", "play", "--kernel", kernel], arguments].concat();
+    Job {
+        command: command.iter().map(|&word| word.to_owned()).collect(),
+        env: Vec::new(),
+        files: files.map(|(here, there)| (here, there.to_owned())).into(),
+    }
+}
+
 macro_rules! rows {
     ($($name:ident: $row:ident $($value:literal)*;)*) => {
         /// Each row of `make soak NAME=kernel`.
@@ -120,6 +144,12 @@ rows! {
     sched_ext_7_3: schedulers_run_while_maps_change "7.3" "fast" "2" "";
     sched_ext_7_3_preempt_full: schedulers_run_while_maps_change "7.3" "fast" "4" "preempt=full";
     sched_ext_safe_7_3: schedulers_run_while_maps_change "7.3" "safe" "2" "";
+    state_6_1: structures_are_those_of_a_boot "6.1" "";
+    state_6_12: structures_are_those_of_a_boot "6.12" "";
+    state_7_3: structures_are_those_of_a_boot "7.3" "";
+    state_cores_6_1: structures_are_those_of_a_boot "6.1" "--cores";
+    state_cores_6_12: structures_are_those_of_a_boot "6.12" "--cores";
+    state_cores_7_3: structures_are_those_of_a_boot "7.3" "--cores";
 }
 
 /// The first vCPU is on node 1, which the guest's kernel therefore calls node 0.
