@@ -160,6 +160,11 @@ pub fn essential() -> Job {
     job("6.12", &[], &[("STAGES", STAGES), ("HOSTILE", HOSTILE), ("PLACE", PLACE)])
 }
 
+/// One of its sequences, to a topology with nodes without CPUs.
+pub fn sequence(kernel: &str) -> Job {
+    state(kernel, &["--first", "2", "--sequences", "1"])
+}
+
 fn job(kernel: &str, arguments: &[&str], env: &[(&str, &str)]) -> Job {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../guest/driver/test");
     let tools = driver::tools(kernel).expect("the checker and the fake host build");

@@ -2,7 +2,9 @@
 //! at the heart of it belongs to `make soak`.
 
 use crate::{
-    Job, TIMEOUT, built, driver::essential, run, soak_kills, soak_rounds, soak_seconds, soak_seed, third,
+    Job, TIMEOUT, built,
+    driver::{essential, sequence},
+    run, soak_kills, soak_rounds, soak_seconds, soak_seed, third,
 };
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -131,11 +133,15 @@ fn job(command: &[&str]) -> Job {
     }
 }
 
+/// Those of this turn.
+fn kernels() -> &'static [&'static str] {
+    third().map_or(&GUEST_KERNELS[..], |third| &GUEST_KERNELS[third..=third])
+}
+
 #[test]
 fn guests_follow_every_move_and_are_shown_as_they_are() {
     let rounds = soak_rounds().unwrap_or_else(|| "3".to_owned());
-    let kernels = third().map_or(&GUEST_KERNELS[..], |third| &GUEST_KERNELS[third..=third]);
-    let kernels = kernels.iter().flat_map(|kernel| ["--kernel", kernel]);
+    let kernels = kernels().iter().flat_map(|kernel| ["--kernel", kernel]);
     let follow: Vec<_> = ["lab-scenario", "follow", "--rounds", &rounds].into_iter().chain(kernels).collect();
     run("4n8c", &[job(&["lab-scenario", "states"]), job(&follow)]);
 }
@@ -143,6 +149,11 @@ fn guests_follow_every_move_and_are_shown_as_they_are() {
 #[test]
 fn the_driver_and_the_observer_do_what_they_must() {
     run("2n4c", &[essential(), job(&["vcpu-watch", "--self-test"])]);
+}
+
+#[test]
+fn a_guest_that_moved_knows_what_one_that_booted_so_knows() {
+    run("2n4c", &kernels().iter().map(|kernel| sequence(kernel)).collect::<Vec<_>>());
 }
 
 #[test]
