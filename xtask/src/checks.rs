@@ -33,6 +33,8 @@ const KERNEL_TESTS: &str = "driver::kernel::";
 const PACKAGES_TEST: &str = "packages::packages_are_installed_upgraded_and_purged";
 /// Debian packages that a soak needs besides: what programs of other runtimes are built with.
 const PROGRAM_PACKAGES: &str = "tests/lab/host-packages.txt";
+/// What kernels are built with that the lab's image does not have.
+const KERNEL_PACKAGES: &str = "lab/kernels/packages.txt";
 /// Of a soak: cases of each property, rounds of moves, seconds of the demonstration.
 const SOAK_CASES: &str = "20000";
 const SOAK_ROUNDS: &str = "500";
@@ -413,6 +415,7 @@ fn scenario(built: &Built, name: &str, environment: &[(&str, &str)]) -> Result<J
 }
 
 fn soak_jobs(built: &Built) -> Result<Vec<Job>> {
+    setup::install(&[KERNEL_PACKAGES])?;
     let rounds = Path::new(SOAK_ROUNDS);
     let mut jobs = unit_tests(built, &[("PROPTEST_CASES", SOAK_CASES)]);
     jobs.push(Job::new("simulation", program(built.program("vnuma-sim")?, SOAK_SIMULATION)).seconds(3600.0));
@@ -452,6 +455,7 @@ fn soak_jobs(built: &Built) -> Result<Vec<Job>> {
 }
 
 fn kernel_jobs(built: &Built) -> Result<Vec<Job>> {
+    setup::install(&[KERNEL_PACKAGES])?;
     let rows = listed(built.test(SCENARIOS.0, SCENARIOS.1)?, &["--ignored"])?;
     rows.iter().filter(|name| name.starts_with(KERNEL_TESTS)).map(|name| scenario(built, name, &[])).collect()
 }

@@ -3,12 +3,18 @@
 # Part of driver-test.sh: the stages with a load of their own, while CPUs move for READ_S seconds.
 
 # CPUs move for READ_S seconds, and at least $1 times; before each $2nd time distances change
-# (0: never). After each $3 is done. Leaves in $moved how often they did.
+# (0: never). After each $3 is done. Leaves in $moved how often they did. Where MOVES is empty they
+# stay, and all else is the same.
 move() {
 	local until=$((SECONDS + READ_S))
 	moved=0
 	while ((SECONDS < until || moved < $1)); do
-		if [[ $(attribute mode) == safe ]]; then
+		if [[ -z $MOVES ]]; then
+			sleep 0.1
+			moved=$((moved + 1))
+			$3
+			continue
+		elif [[ $(attribute mode) == safe ]]; then
 			all_but_first
 		else
 			(($2 == 0 || moved % $2)) || random_distances
@@ -73,7 +79,7 @@ done) >/dev/null 2>&1 &
 	done
 	echo $count >/run/churn.devices
 done) >/dev/null 2>&1 &
-while test -e /run/churn; do perf bench sched messaging -g 1 -l 200; done >/dev/null 2>&1
+while test -e /run/churn; do perf bench sched messaging -g 1 -l $4; done >/dev/null 2>&1
 wait
 '
 
@@ -112,7 +118,7 @@ churn() {
 	await_device "$bus:00.0" && await_device "$bus:00.1" || return
 	disk=$(virtio_device 1)
 	card=$(virtio_device 0)
-	guest sh -c "$CHURN" churn "$disk" "$card" $((VCPUS - 1)) >"$directory/events" 2>&1 &
+	guest sh -c "$CHURN" churn "$disk" "$card" $((VCPUS - 1)) "$MESSAGES" >"$directory/events" 2>&1 &
 	watcher=$!
 	total=$(memory_kib)
 	move 20 8 churn_memory

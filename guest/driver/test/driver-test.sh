@@ -14,12 +14,17 @@
 #   VCPUS, NODES   of the VM (4, 2)
 #   ROUNDS  random publications (200), SEED (1), LOAD seconds (0: idle)
 #   PORT    id of another free root port (vnuma1)
-#   STAGES  which of checker, events, hostile, distances, devices, hotplug, reload, readers, safe, moves (all), sched_ext, caches, churn
+#   STAGES  which of checker, events, hostile, distances, devices, hotplug, reload, readers, safe, moves (all), sched_ext, caches,
+#           churn
 #   HOSTILE which malformed publications, a regular expression for their names (all)
 #   MODULE  vnuma.ko in the guest, to be unloaded and loaded again (empty: left out)
 #   READERS  vnuma-readers.ko in the guest (/root/vnuma-readers.ko)
 #   READ_S   seconds that it runs for (10)
 #   AFFINITY  vnuma-affinity in the guest (/root/vnuma-affinity)
+#   KNOWN    what the kernel may say without being wrong, a regular expression (nothing)
+#   MESSAGES  that each task of stage churn sends before the stage can end (200)
+#   STRICT   option of vnuma-check: what cannot be compared is wrong (--strict)
+#   MOVES    yes, or empty: CPUs stay where they are while a load runs
 #   SCHED_EXT  lab-sched-ext in the guest (/root/lab-sched-ext)
 #
 # Exit status 0 if nothing was wrong. The last line has the latencies.
@@ -37,15 +42,18 @@ LOAD=${LOAD:-0}
 STAGES=${STAGES:-checker events hostile distances devices hotplug reload readers safe moves}
 READERS=${READERS:-/root/vnuma-readers.ko}
 READ_S=${READ_S:-10}
+MOVES=${MOVES-yes}
 SCHED_EXT=${SCHED_EXT:-/root/lab-sched-ext}
 HOSTILE=${HOSTILE:-.*}
 MODULE=${MODULE:-}
+MESSAGES=${MESSAGES:-200}
+STRICT=${STRICT---strict}
 AFFINITY=${AFFINITY:-/root/vnuma-affinity}
 RANDOM=${SEED:-1}
 
 failures=0
 present=
-strict=--strict
+strict=$STRICT
 refusals=0
 # Random choices are made in this shell and left in $map: bash gives each subshell a
 # seed of its own, so that $(...) would not come out the same with the same SEED.
@@ -558,7 +566,7 @@ reload() {
 	guest chcpu -d "$last" >/dev/null
 	guest chcpu -e "$last" >/dev/null
 	check_now "hotplug without the driver"
-	strict=--strict
+	strict=$STRICT
 	random_map
 	present=$map
 	host "write $present"
@@ -586,7 +594,7 @@ load() {
 	host ring-await
 	[[ $answer == "acknowledged "*" $(attribute mode) "* ]] ||
 		fail "loaded with mode=$1, which is $(attribute mode): $answer"
-	strict=--strict
+	strict=$STRICT
 }
 
 unload() {
@@ -727,8 +735,12 @@ safe() {
 
 kernel_log() {
 	local bad
-	bad=$(guest dmesg | grep -E 'WARNING:|BUG:|kernel BUG at|Oops|Call Trace|borken|soft lockup|hung task|rcu:.*stall')
+	bad=$(guest dmesg | grep -E 'WARNING:|BUG:|kernel BUG at|Oops|Call Trace|borken|soft lockup|hung task|rcu:.*stall' |
+		grep -vE "${KNOWN:-^$}")
 	[[ -z $bad ]] || fail "kernel log: $bad"
+	# lockdep looks no further when it has found something, or has no room left.
+	guest sh -c '! grep "debug_locks: *0" /proc/lockdep_stats 2>/dev/null' ||
+		fail "lockdep has been turned off"
 }
 
 . "$(dirname "$0")/driver-load.sh"

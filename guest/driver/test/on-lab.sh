@@ -2,15 +2,15 @@
 # SPDX-License-Identifier: GPL-2.0
 #
 # Runs driver-test.sh on the lab server, as root, against a VM of its own. Expects
-# vnuma.ko, vnuma-readers.ko, vnuma-check, vnuma-affinity, vnuma-fake-host,
-# driver-test.sh and driver-load.sh beside it, and for stage sched_ext lab-sched-ext.
+# vnuma.ko, vnuma-readers.ko, vnuma-check, vnuma-affinity, vnuma-fake-host and
+# driver-*.sh beside it, and for stage sched_ext lab-sched-ext.
 #
 #	on-lab.sh [ROUNDS [LOAD_SECONDS [KERNEL]]]
 #
 # STAGES, HOSTILE, NODES, SEED and READ_S of the environment are driver-test.sh's. MODE is
 # how the module is loaded (auto), APPEND words for the guest's kernel, CORES those of a
 # socket, which share a cache (1), PLACE the node of each vCPU (VCPU:NODE,...), PLUGGABLE what
-# can be plugged into each node.
+# can be plugged into each node. A warning ends the guest.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 vm=driver-test
@@ -19,8 +19,9 @@ chmod +x "$here/vnuma-check" "$here/vnuma-affinity" "$here/vnuma-fake-host"
 vcpus="--vcpus 4"
 [ -z "${PLACE:-}" ] || vcpus="--place $PLACE"
 lab-vm start $vm --kernel "${3:-6.12}" --nodes "${NODES:-2}" --cores "${CORES:-1}" --memory 512M \
-	--append "${APPEND:-}" $vcpus ${PLUGGABLE:+--pluggable "$PLUGGABLE"}
-trap 'lab-vm stop $vm' EXIT
+	--append "panic_on_warn=1 ${APPEND:-}" $vcpus ${PLUGGABLE:+--pluggable "$PLUGGABLE"}
+# What a kernel has said that is gone is on its console.
+trap 'status=$?; [ $status = 0 ] || tail -n 60 /run/lab-vm/$vm/console.log; lab-vm stop $vm' EXIT
 # dash runs no EXIT trap when a signal ends it.
 trap 'exit 129' HUP
 trap 'exit 130' INT

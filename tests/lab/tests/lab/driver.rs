@@ -1,6 +1,9 @@
 //! The guest driver by itself, on real KVM: no vnumad, a fake host publishes. What is tested stands in
 //! `guest/driver/test/driver-test.sh`; this runs it on a lab server.
 
+mod debug;
+
+use crate::driver::debug::Run;
 use crate::{Job, run, soak_rounds, soak_seconds, soak_seed, third};
 use std::path::Path;
 use vnuma_lab_runner::{build_binaries, driver};
@@ -14,6 +17,8 @@ const HOSTILE: &str = "slots that overlap|torn generation|unknown required secti
 const ROUNDS: &str = "500";
 const LOAD_SECONDS: &str = "1800";
 const READ_SECONDS: &str = "600";
+/// Of a debug kernel. Those without sched_ext say so.
+const DEBUG_STAGES: &str = "readers sched_ext devices hotplug reload safe moves churn";
 
 #[test]
 #[ignore = "takes an hour: make soak"]
@@ -68,12 +73,13 @@ fn cores_of_a_socket_part(kernel: &str, mode: &str, nodes: &str, append: &str) {
     run("2n4c", &[job(kernel, &[&rounds, "0", kernel], &env)]);
 }
 
-/// A CPU, memory, a network card and a disk of the guest come and go.
-fn all_comes_and_goes(kernel: &str, mode: &str, nodes: &str, append: &str) {
+/// A CPU, memory, a network card and a disk of the guest come and go; where `moves` is empty no CPU moves, to see what warns then.
+fn all_comes_and_goes(kernel: &str, mode: &str, nodes: &str, append: &str, moves: &str) {
     let seconds = soak_seconds().unwrap_or_else(|| READ_SECONDS.to_owned());
     let append = format!("memhp_default_state=online_movable {append}");
     let env = [
-        ("STAGES", "churn"),
+        ("STAGES", if moves.is_empty() { "readers churn" } else { "churn" }),
+        ("MOVES", moves),
         ("MODE", mode),
         ("NODES", nodes),
         ("APPEND", append.trim_end()),
@@ -107,6 +113,11 @@ fn state(kernel: &str, arguments: &[&str]) -> Job {
     }
 }
 
+/// A kernel that checks itself finds nothing while CPUs move; `moves` is empty where none do, to see what it finds then.
+fn a_debug_kernel_finds_nothing(kernel: &str, mode: &str, nodes: &str, append: &str, moves: &str) {
+    debug::run(&Run { kernel, mode, nodes, append, stages: DEBUG_STAGES, moves, ..Run::default() });
+}
+
 macro_rules! rows {
     ($($name:ident: $row:ident $($value:literal)*;)*) => {
         /// Each row of `make soak NAME=kernel`.
@@ -132,15 +143,24 @@ rows! {
     fast_7_3: maps_are_read_while_they_change "7.3" "fast" "2" "";
     fast_7_3_preempt_full: maps_are_read_while_they_change "7.3" "fast" "4" "preempt=full";
     safe_7_3: maps_are_read_while_they_change "7.3" "safe" "2" "";
-    churn_6_1: all_comes_and_goes "6.1" "fast" "2" "";
-    churn_6_12: all_comes_and_goes "6.12" "fast" "2" "";
-    churn_7_3: all_comes_and_goes "7.3" "fast" "2" "";
-    churn_safe_6_1: all_comes_and_goes "6.1" "safe" "2" "";
-    churn_safe_6_12: all_comes_and_goes "6.12" "safe" "2" "";
-    churn_safe_7_3: all_comes_and_goes "7.3" "safe" "2" "";
+    churn_6_1: all_comes_and_goes "6.1" "fast" "2" "" "yes";
+    churn_6_12: all_comes_and_goes "6.12" "fast" "2" "" "yes";
+    churn_7_3: all_comes_and_goes "7.3" "fast" "2" "" "yes";
+    churn_safe_6_1: all_comes_and_goes "6.1" "safe" "2" "" "yes";
+    churn_safe_6_12: all_comes_and_goes "6.12" "safe" "2" "" "yes";
+    churn_safe_7_3: all_comes_and_goes "7.3" "safe" "2" "" "yes";
+    still_6_1: all_comes_and_goes "6.1" "fast" "2" "" "";
+    still_6_12: all_comes_and_goes "6.12" "fast" "2" "" "";
+    still_7_3: all_comes_and_goes "7.3" "fast" "2" "" "";
     cores_6_1: cores_of_a_socket_part "6.1" "fast" "2" "";
     cores_6_12: cores_of_a_socket_part "6.12" "fast" "2" "";
     cores_7_3: cores_of_a_socket_part "7.3" "fast" "2" "";
+    debug_6_12: a_debug_kernel_finds_nothing "6.12" "fast" "2" "" "yes";
+    debug_6_12_preempt_full: a_debug_kernel_finds_nothing "6.12" "fast" "4" "preempt=full" "yes";
+    debug_6_12_still: a_debug_kernel_finds_nothing "6.12" "fast" "2" "" "";
+    debug_7_3: a_debug_kernel_finds_nothing "7.3" "fast" "2" "" "yes";
+    debug_7_3_preempt_full: a_debug_kernel_finds_nothing "7.3" "fast" "4" "preempt=full" "yes";
+    debug_7_3_still: a_debug_kernel_finds_nothing "7.3" "fast" "2" "" "";
     sched_ext_7_3: schedulers_run_while_maps_change "7.3" "fast" "2" "";
     sched_ext_7_3_preempt_full: schedulers_run_while_maps_change "7.3" "fast" "4" "preempt=full";
     sched_ext_safe_7_3: schedulers_run_while_maps_change "7.3" "safe" "2" "";
