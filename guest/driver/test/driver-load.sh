@@ -169,3 +169,20 @@ sched_ext_runs() {
 $(guest dmesg | grep sched_ext | tail -4)"
 	echo "sched_ext: $kind, $moved publications, $(tail -1 "$directory/events")"
 }
+
+# CPUs move while a thread on each of them, which no other task can take the CPU from, reads /dev/vnuma.
+fifo() {
+	local moved=0 watcher status stop=/run/vnuma-fifo.stop
+	guest rm -f $stop
+	guest "$FIFO" 60 $stop >"$directory/events" 2>&1 &
+	watcher=$!
+	await_line ready || { kill $watcher; return; }
+	move 20 8 :
+	guest touch $stop
+	wait $watcher
+	status=$?
+	((status == 0)) || fail "readers of SCHED_FIFO, status $status: $(cat "$directory/events")"
+	guest sysctl -q kernel.sched_rt_runtime_us=950000
+	check_now "after readers of SCHED_FIFO"
+	echo "fifo: $moved publications, $(tail -1 "$directory/events")"
+}

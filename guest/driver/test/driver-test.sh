@@ -15,12 +15,13 @@
 #   ROUNDS  random publications (200), SEED (1), LOAD seconds (0: idle)
 #   PORT    id of another free root port (vnuma1)
 #   STAGES  which of checker, events, hostile, distances, devices, hotplug, reload, readers, safe, moves (all), sched_ext, caches,
-#           churn
+#           churn, fifo
 #   HOSTILE which malformed publications, a regular expression for their names (all)
 #   MODULE  vnuma.ko in the guest, to be unloaded and loaded again (empty: left out)
 #   READERS  vnuma-readers.ko in the guest (/root/vnuma-readers.ko)
 #   READ_S   seconds that it runs for (10)
 #   AFFINITY  vnuma-affinity in the guest (/root/vnuma-affinity)
+#   FIFO     vnuma-fifo in the guest (/root/vnuma-fifo)
 #   KNOWN    what the kernel may say without being wrong, a regular expression (nothing)
 #   MESSAGES  that each task of stage churn sends before the stage can end (200)
 #   STRICT   option of vnuma-check: what cannot be compared is wrong (--strict)
@@ -46,6 +47,7 @@ MOVES=${MOVES-yes}
 SCHED_EXT=${SCHED_EXT:-/root/lab-sched-ext}
 HOSTILE=${HOSTILE:-.*}
 MODULE=${MODULE:-}
+FIFO=${FIFO:-/root/vnuma-fifo}
 MESSAGES=${MESSAGES:-200}
 STRICT=${STRICT---strict}
 AFFINITY=${AFFINITY:-/root/vnuma-affinity}
@@ -764,7 +766,7 @@ check_now first
 for stage in $STAGES; do
 	echo "stage $stage, $SECONDS s after the start"
 	case $stage in
-	checker | events | hostile | distances | devices | hotplug | readers | sched_ext | caches | churn) $stage ;;
+	checker | events | hostile | distances | devices | hotplug | readers | sched_ext | caches | churn | fifo) $stage ;;
 	reload | safe) [[ -z $MODULE ]] || $stage ;;
 	moves)
 		: >"$latencies"

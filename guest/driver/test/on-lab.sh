@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-2.0
 #
 # Runs driver-test.sh on the lab server, as root, against a VM of its own. Expects
-# vnuma.ko, vnuma-readers.ko, vnuma-check, vnuma-affinity, vnuma-fake-host and
+# vnuma.ko, vnuma-readers.ko, vnuma-check, vnuma-affinity, vnuma-fifo, vnuma-fake-host and
 # driver-*.sh beside it, and for stage sched_ext lab-sched-ext.
 #
 #	on-lab.sh [ROUNDS [LOAD_SECONDS [KERNEL]]]
@@ -14,7 +14,7 @@
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 vm=driver-test
-chmod +x "$here/vnuma-check" "$here/vnuma-affinity" "$here/vnuma-fake-host"
+chmod +x "$here/vnuma-check" "$here/vnuma-affinity" "$here/vnuma-fifo" "$here/vnuma-fake-host"
 
 vcpus="--vcpus 4"
 [ -z "${PLACE:-}" ] || vcpus="--place $PLACE"
@@ -26,7 +26,7 @@ trap 'status=$?; [ $status = 0 ] || tail -n 60 /run/lab-vm/$vm/console.log; lab-
 trap 'exit 129' HUP
 trap 'exit 130' INT
 trap 'exit 143' TERM
-for file in vnuma.ko vnuma-readers.ko vnuma-check vnuma-affinity; do
+for file in vnuma.ko vnuma-readers.ko vnuma-check vnuma-affinity vnuma-fifo; do
 	lab-vm put $vm "$here/$file" "/root/$file"
 done
 [ ! -e "$here/lab-sched-ext" ] || lab-vm put $vm "$here/lab-sched-ext" /root/lab-sched-ext

@@ -118,6 +118,13 @@ fn a_debug_kernel_finds_nothing(kernel: &str, mode: &str, nodes: &str, append: &
     debug::run(&Run { kernel, mode, nodes, append, stages: DEBUG_STAGES, moves, ..Run::default() });
 }
 
+/// Readers of `/dev/vnuma` that let no other task have their CPU, in kernels that preempt whatever they can.
+fn a_reader_keeps_its_cpu(kernel: &str, mode: &str) {
+    let seconds = soak_seconds().unwrap_or_else(|| READ_SECONDS.to_owned());
+    let env = [("STAGES", "fifo"), ("MODE", mode), ("APPEND", "preempt=full"), ("READ_S", &seconds)];
+    run("2n4c", &[job(kernel, &["1", "0", kernel], &env)]);
+}
+
 macro_rules! rows {
     ($($name:ident: $row:ident $($value:literal)*;)*) => {
         /// Each row of `make soak NAME=kernel`.
@@ -161,6 +168,9 @@ rows! {
     debug_7_3: a_debug_kernel_finds_nothing "7.3" "fast" "2" "" "yes";
     debug_7_3_preempt_full: a_debug_kernel_finds_nothing "7.3" "fast" "4" "preempt=full" "yes";
     debug_7_3_still: a_debug_kernel_finds_nothing "7.3" "fast" "2" "" "";
+    fifo_6_1: a_reader_keeps_its_cpu "6.1" "fast";
+    fifo_6_12: a_reader_keeps_its_cpu "6.12" "fast";
+    fifo_7_3: a_reader_keeps_its_cpu "7.3" "fast";
     sched_ext_7_3: schedulers_run_while_maps_change "7.3" "fast" "2" "";
     sched_ext_7_3_preempt_full: schedulers_run_while_maps_change "7.3" "fast" "4" "preempt=full";
     sched_ext_safe_7_3: schedulers_run_while_maps_change "7.3" "safe" "2" "";
@@ -193,6 +203,7 @@ fn job(kernel: &str, arguments: &[&str], env: &[(&str, &str)]) -> Job {
         (tools.join("vnuma-readers.ko"), "vnuma-readers.ko"),
         (tools.join("vnuma-check"), "vnuma-check"),
         (tools.join("vnuma-affinity"), "vnuma-affinity"),
+        (tools.join("vnuma-fifo"), "vnuma-fifo"),
         (tools.join("vnuma-fake-host"), "vnuma-fake-host"),
         (sources.join("driver-test.sh"), "driver-test.sh"),
         (sources.join("driver-load.sh"), "driver-load.sh"),

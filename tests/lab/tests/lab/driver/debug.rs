@@ -79,7 +79,7 @@ fn boot(run: &Run<'_>) -> Lab {
     };
     let lab = Lab::boot_guest(&guest).unwrap_or_else(|error| panic!("{error}"));
     let mut files = kernel.module_files();
-    let tools = ["readers.ko", "check", "affinity"].map(|tool| format!("test/vnuma-{tool}"));
+    let tools = ["readers.ko", "check", "affinity", "fifo"].map(|tool| format!("test/vnuma-{tool}"));
     for name in [&["vnuma.ko".to_owned()], &tools[..]].concat() {
         let file = built.join(name);
         files.push((file.clone(), Path::new("/root").join(file.file_name().unwrap()).display().to_string()));
