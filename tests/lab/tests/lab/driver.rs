@@ -6,6 +6,7 @@ mod debug;
 use crate::driver::debug::Run;
 use crate::{Job, run, soak_rounds, soak_seconds, soak_seed, third};
 use std::path::Path;
+use vnuma_lab_runner::kernels::AddedKernel;
 use vnuma_lab_runner::{build_binaries, driver};
 
 const KERNELS: [&str; 3] = ["6.12", "6.1", "7.3"];
@@ -125,6 +126,21 @@ fn a_reader_keeps_its_cpu(kernel: &str, mode: &str) {
     run("2n4c", &[job(kernel, &["1", "0", kernel], &env)]);
 }
 
+/// A kernel of Debian that the image does not have, such as a real-time one.
+fn another_kernel_runs(kernel: &str, mode: &str, stages: &str) {
+    let added = AddedKernel::ensure(kernel).unwrap_or_else(|error| panic!("{error}"));
+    let built = driver::built_for_added(&added).unwrap_or_else(|error| panic!("{error}"));
+    let folder = tempfile::tempdir().expect("a folder");
+    added.guest_files(folder.path()).unwrap_or_else(|error| panic!("{error}"));
+    let seconds = soak_seconds().unwrap_or_else(|| READ_SECONDS.to_owned());
+    let env = [("STAGES", stages), ("MODE", mode), ("READ_S", &seconds)];
+    let mut job = job_with(&built.join("vnuma.ko"), &built.join("test"), &["60", "0", kernel], &env);
+    for file in ["vmlinux", "initrd"] {
+        job.files.push((folder.path().join(file), format!("/run/lab/kernels/{kernel}/{file}")));
+    }
+    run("2n4c", &[job]);
+}
+
 macro_rules! rows {
     ($($name:ident: $row:ident $($value:literal)*;)*) => {
         /// Each row of `make soak NAME=kernel`.
@@ -168,6 +184,8 @@ rows! {
     debug_7_3: a_debug_kernel_finds_nothing "7.3" "fast" "2" "" "yes";
     debug_7_3_preempt_full: a_debug_kernel_finds_nothing "7.3" "fast" "4" "preempt=full" "yes";
     debug_7_3_still: a_debug_kernel_finds_nothing "7.3" "fast" "2" "" "";
+    fast_6_12_rt: another_kernel_runs "6.12-rt" "fast" "readers events distances hotplug reload moves safe";
+    safe_6_12_rt: another_kernel_runs "6.12-rt" "safe" "readers";
     fifo_6_1: a_reader_keeps_its_cpu "6.1" "fast";
     fifo_6_12: a_reader_keeps_its_cpu "6.12" "fast";
     fifo_7_3: a_reader_keeps_its_cpu "7.3" "fast";
@@ -196,10 +214,15 @@ pub fn sequence(kernel: &str) -> Job {
 }
 
 fn job(kernel: &str, arguments: &[&str], env: &[(&str, &str)]) -> Job {
-    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../guest/driver/test");
+    let driver = driver::build(kernel).expect("the driver builds");
     let tools = driver::tools(kernel).expect("the checker and the fake host build");
+    job_with(&driver, &tools, arguments, env)
+}
+
+fn job_with(driver: &Path, tools: &Path, arguments: &[&str], env: &[(&str, &str)]) -> Job {
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../guest/driver/test");
     let files = [
-        (driver::build(kernel).expect("the driver builds"), "vnuma.ko"),
+        (driver.to_owned(), "vnuma.ko"),
         (tools.join("vnuma-readers.ko"), "vnuma-readers.ko"),
         (tools.join("vnuma-check"), "vnuma-check"),
         (tools.join("vnuma-affinity"), "vnuma-affinity"),
