@@ -12,7 +12,6 @@ mod raw;
 mod server;
 mod team;
 mod vms;
-mod wakes;
 
 use clap::Parser;
 use std::process::ExitCode;

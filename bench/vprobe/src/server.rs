@@ -10,7 +10,6 @@ use crate::{
     raw::{self, Cell, Line, Period},
     threads::{Counted, Thread, threads_of},
     vms::{Programs, Vms},
-    wakes::Wakes,
 };
 use anyhow::{Context, Result, bail, ensure};
 use std::{
@@ -23,6 +22,7 @@ use vnuma_bench_common::{
 };
 use vnuma_lab_pricing::{CounterProfile, by_name};
 use vnuma_scenario::{Process, vnumactl};
+use vnuma_scheduled::Wakes;
 
 /// How long the dilation is measured, seconds of the server, and how often.
 const DILATION_S: f64 = 3.0;

@@ -43,7 +43,6 @@ mod shapes;
 mod soak;
 mod states;
 mod stopped;
-mod threads;
 mod told;
 mod units;
 mod vcpus;
@@ -53,6 +52,7 @@ mod workload;
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 use vnuma_lab_agent::emulator::ended_guest;
+use vnuma_scheduled as threads;
 
 /// Exit status of a scenario that the emulated processor of the server has ended. The caller may try it once more.
 const EMULATOR_FAULT: u8 = 75;

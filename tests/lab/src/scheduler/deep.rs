@@ -1,14 +1,11 @@
 //! What an event costs the scheduler: as much in a control group far below the root as beside it. By the kernel's statistics of BPF programs.
 
-use crate::threads::{Group, start, stop};
 use anyhow::{Context, Result, ensure};
-use std::{fs, path::Path};
-use vnuma_process::procfs::file_info;
 use vnuma_scenario::{Process, output};
+use vnuma_scheduled::{Group, Programs, start, stop};
 
 /// How far.
 const LEVELS: usize = 14;
-const SWITCH: &str = "/proc/sys/kernel/bpf_stats_enabled";
 /// Times that two processes wake each other.
 const TURNS: &str = "10000";
 /// How often it is measured, in turn. The least counts: the machine may stop the server's CPU.
@@ -17,27 +14,13 @@ const ROUNDS: usize = 6;
 const MOST: f64 = 1.25;
 const SPANS: usize = 3;
 
-/// Time in the programs of scx_vnuma and how often they ran, since they were loaded.
-fn programs(process: &Process) -> Result<(u64, u64)> {
-    let folder = format!("/proc/{}/fdinfo", process.0.id());
-    let mut all = (0, 0);
-    for entry in fs::read_dir(Path::new(&folder)).context(folder.clone())? {
-        let info = fs::read_to_string(entry?.path()).unwrap_or_default();
-        let number = |field| file_info(&info, field).parse::<u64>().unwrap_or_default();
-        all = (all.0 + number("run_time_ns"), all.1 + number("run_cnt"));
-    }
-    ensure!(all.1 > 0, "{folder} says of no program that it ran");
-    Ok(all)
-}
-
 /// Nanoseconds of an event while two processes of this group wake each other.
 fn cost(process: &Process, group: &str) -> Result<f64> {
-    let before = programs(process)?;
+    let before = Programs::read(process.0.id())?;
     let command =
         format!("echo $$ > /sys/fs/cgroup/{group}/cgroup.procs && exec perf bench sched pipe -l {TURNS}");
     output("sh", &["-c", &command])?;
-    let now = programs(process)?;
-    Ok((now.0 - before.0) as f64 / (now.1 - before.1) as f64)
+    Programs::read(process.0.id())?.ns_per_run(before).context("no program ran")
 }
 
 pub(super) fn costs_no_more() -> Result<()> {
@@ -56,7 +39,7 @@ pub(super) fn costs_no_more() -> Result<()> {
     }
     // The lowest one is removed first.
     groups.reverse();
-    fs::write(SWITCH, "1").context(SWITCH)?;
+    Programs::take_time(true)?;
     let (process, _scheduler) = start(&["--full"])?;
     let mut all = Vec::new();
     for _ in 0..SPANS {
@@ -69,7 +52,7 @@ pub(super) fn costs_no_more() -> Result<()> {
             break;
         }
     }
-    fs::write(SWITCH, "0").context(SWITCH)?;
+    Programs::take_time(false)?;
     stop(process)?;
     let right = all.iter().any(|cost| *cost <= MOST);
     ensure!(right, "an event costs {all:.2?} times as much {LEVELS} levels below the root");

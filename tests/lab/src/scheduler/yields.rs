@@ -1,16 +1,13 @@
 //! A guest's vCPU that waits for others gives its CPU away to one of these (KVM_HC_SCHED_YIELD). The guest is a KVM guest of the server, and
 //! all its vCPUs have one CPU.
 
-use crate::threads::{Loop, beat, start, stop};
 use anyhow::{Context, Result, ensure};
 use nix::{errno::Errno, libc};
-use std::{fs, path::Path};
 use vnuma_observe::scheduler::Scheduler;
 use vnuma_scenario::{HANG_LIMIT, Lines, Process, Vm, wait_for};
+use vnuma_scheduled::{Loop, Yields, beat, start, stop};
 
 const PROGRAM: &str = "/root/lab-scenario";
-/// Of all vCPUs of the server.
-const STATISTICS: &str = "/sys/kernel/debug/kvm";
 const CPU: &str = "3";
 /// Commands of membarrier(2).
 const PRIVATE_EXPEDITED: libc::c_int = 1 << 3;
@@ -19,33 +16,16 @@ const REGISTER_PRIVATE_EXPEDITED: libc::c_int = 1 << 4;
 const TRIED: u64 = 200;
 const GRANTED_OF: u64 = 20;
 
-#[derive(Clone, Copy, Debug)]
-struct Yields {
-    tried: u64,
-    granted: u64,
-}
-
-impl Yields {
-    fn read() -> Result<Self> {
-        let read = |name: &str| -> Result<u64> {
-            let path = Path::new(STATISTICS).join(name);
-            let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-            Ok(text.trim().parse()?)
-        };
-        Ok(Self { tried: read("directed_yield_attempted")?, granted: read("directed_yield_successful")? })
-    }
-
-    /// Those that come until so many were tried.
-    fn watch(scheduler: Option<&Scheduler>) -> Result<Self> {
-        let before = Self::read()?;
-        let mut now = before;
-        wait_for("vCPUs to yield", HANG_LIMIT, || {
-            scheduler.map_or(Ok(()), beat)?;
-            now = Self::read()?;
-            Ok(now.tried >= before.tried + TRIED)
-        })?;
-        Ok(Self { tried: now.tried - before.tried, granted: now.granted - before.granted })
-    }
+/// Those that come until so many were tried.
+fn watch(scheduler: Option<&Scheduler>) -> Result<Yields> {
+    let before = Yields::read()?;
+    let mut seen = Yields::default();
+    wait_for("vCPUs to yield", HANG_LIMIT, || {
+        scheduler.map_or(Ok(()), beat)?;
+        seen = Yields::read()?.since(before);
+        Ok(seen.tried >= TRIED)
+    })?;
+    Ok(seen)
 }
 
 /// By the kernel's own scheduler, then in both modes.
@@ -58,14 +38,14 @@ pub(super) fn are_granted() -> Result<()> {
     let mut busy: Process = vm.spawn(&[PROGRAM, "barriers"])?;
     let line = Lines::of_process(&mut busy, "the guest")?.next("barriers")?;
     ensure!(line == "barriers", "the guest says {line:?}");
-    let own = Yields::watch(None).context("by the kernel's own scheduler")?;
+    let own = watch(None).context("by the kernel's own scheduler")?;
     println!("by the kernel's own scheduler: {own:?}");
     for options in [&[][..], &["--full"]] {
         let (process, scheduler) = start(options)?;
         if options.is_empty() {
             vcpus.iter().try_for_each(Loop::make_ext)?;
         }
-        let seen = Yields::watch(Some(&scheduler)).with_context(|| format!("options {options:?}"))?;
+        let seen = watch(Some(&scheduler)).with_context(|| format!("options {options:?}"))?;
         println!("options {options:?}: {seen:?}");
         ensure!(
             seen.granted * GRANTED_OF >= seen.tried,

@@ -1,4 +1,4 @@
-//! Threads that scx_vnuma schedules in the scenarios, loops and vCPUs, and the control groups that they are in.
+//! Threads that scx_vnuma schedules, loops and vCPUs, and the control groups that they are in.
 
 use anyhow::{Context, Result, bail, ensure};
 use std::{
@@ -110,13 +110,16 @@ pub fn loaded() -> Result<Option<String>> {
 /// A thread that never sleeps: a process of its own, or the vCPU of a guest that is busy.
 pub struct Loop {
     _process: Option<Process>,
+    /// Of its process.
     pub pid: i32,
+    /// Its own number.
     pub tid: i32,
     /// What was decided last.
     assigned: RefCell<Option<Assigned>>,
 }
 
 impl Loop {
+    /// One of class SCHED_EXT, a process of its own.
     pub fn start(cpus: &str) -> Result<Self> {
         let this = Self::start_fair(cpus)?;
         this.make_ext()?;
@@ -143,6 +146,7 @@ impl Loop {
         Self { _process: None, pid, tid, assigned: RefCell::default() }
     }
 
+    /// From SCHED_OTHER to SCHED_EXT.
     pub fn make_ext(&self) -> Result<()> {
         let pidfd = open_pidfd(self.pid)?;
         let before = change_class(pidfd.as_fd(), self.pid, self.tid, Class::Other, Class::Ext)?;
@@ -151,12 +155,14 @@ impl Loop {
         Ok(())
     }
 
+    /// Back to SCHED_OTHER.
     pub fn make_fair(&self) -> Result<()> {
         let pidfd = open_pidfd(self.pid)?;
         change_class(pidfd.as_fd(), self.pid, self.tid, Class::Ext, Class::Other)?;
         Ok(())
     }
 
+    /// What class it has.
     pub fn class(&self) -> Result<Class> {
         Ok(read_class(self.tid)?)
     }
@@ -205,14 +211,17 @@ impl Loop {
         Ok(())
     }
 
+    /// Its CPU time up to now, nanoseconds.
     pub fn ran_ns(&self) -> Result<u64> {
         Ok(read_cpu_times(self.pid, self.tid)?.ran_ns)
     }
 
+    /// The CPU that it was on last.
     pub fn cpu(&self) -> Result<u32> {
         Ok(read_last_cpu(self.pid, self.tid)?)
     }
 
+    /// Waits until it is on one of these CPUs; what was decided about it is said again and again.
     pub fn wait_until_on(&self, scheduler: &Scheduler, cpus: &[u32]) -> Result<()> {
         let mut seen = 0;
         wait_for(&format!("the loop to be on {cpus:?}"), HANG_LIMIT, || {
@@ -252,6 +261,7 @@ impl Loop {
         Ok(())
     }
 
+    /// It has more CPU time than a moment ago.
     pub fn expect_to_run(&self) -> Result<()> {
         let before = self.ran_ns()?;
         wait_for("the loop to run", HANG_LIMIT, || Ok(self.ran_ns()? > before + 10_000_000))
@@ -280,11 +290,13 @@ impl Group {
         Self { path, ours: false }
     }
 
+    /// Writes one of its files.
     pub fn write(&self, file: &str, value: &str) -> Result<()> {
         let path = self.path.join(file);
         fs::write(&path, value).with_context(|| format!("{}: {value}", path.display()))
     }
 
+    /// Takes a process.
     pub fn take(&self, thread: &Loop) -> Result<()> {
         self.write("cgroup.procs", &thread.pid.to_string())
     }
