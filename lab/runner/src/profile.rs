@@ -267,8 +267,8 @@ impl Profile {
             return Err(("smt".to_owned(), reason));
         }
         let Some(hotplug) = &self.hotplug else { return Ok(()) };
-        range("hotplug.cpus_per_node", hotplug.cpus_per_node, self.largest_node(), 16)?;
-        range("nodes * hotplug.cpus_per_node", self.nodes * hotplug.cpus_per_node, 1, 64)?;
+        range("hotplug.cpus_per_node", hotplug.cpus_per_node, self.largest_node(), 128)?;
+        range("nodes * hotplug.cpus_per_node", self.nodes * hotplug.cpus_per_node, 1, 256)?;
         range("hotplug.memory_mib", hotplug.memory_mib, 256, 65536)?;
         range("hotplug.memory_slots", hotplug.memory_slots, 1, 32)
     }
@@ -362,6 +362,7 @@ mod tests {
             ("2n5c", 2, 5),
             ("2n5c-iommu", 2, 5),
             ("2n6c-iommu", 2, 6),
+            ("2n8c-256", 2, 8),
             ("3n4c-hotplug", 3, 4),
             ("4n8c", 4, 8),
             ("4n8c-iommu", 4, 8),
@@ -388,7 +389,7 @@ mod tests {
         assert!(
             error.contains("\"3n5c\"")
                 && error.contains(
-                    "2n4c, 2n4c-large, 2n5c, 2n5c-iommu, 2n6c-iommu, 2n8c, 2n8c-smt, 3n4c-hotplug, 4n8c, 4n8c-iommu, 4n9c, 8n16c"
+                    "2n4c, 2n4c-large, 2n5c, 2n5c-iommu, 2n6c-iommu, 2n8c, 2n8c-256, 2n8c-smt, 3n4c-hotplug, 4n8c, 4n8c-iommu, 4n9c, 8n16c"
                 ),
             "{error}"
         );
@@ -445,7 +446,7 @@ mod tests {
         let profile = Profile::parse(&empty, Path::new("p.toml")).unwrap();
         assert_eq!((profile.cpus(), profile.cores_per_socket(), profile.memory_mib()), (2, 3, 512));
         let cases = [
-            ("cpus_per_node = 3", "cpus_per_node = 1", "hotplug.cpus_per_node: 1 is not within 2 to 16"),
+            ("cpus_per_node = 3", "cpus_per_node = 1", "hotplug.cpus_per_node: 1 is not within 2 to 128"),
             ("memory_slots = 2", "memory_slots = 0", "hotplug.memory_slots: 0 is not within 1 to 32"),
             ("memory_mib = 1024", "memory_mib = 1", "hotplug.memory_mib: 1 is not within 256"),
             ("memory_mib = 1024", "memory = 1", "unknown field `memory`"),
