@@ -29,8 +29,9 @@ pub fn run(Arguments { common, cause, policy }: &Arguments) -> Result<()> {
         common: *common,
         server: "2n8c",
         peer: None,
-        counters: "broadwell-2s",
+        counters: Some("broadwell-2s"),
         programs: &[("vnumad", "vnumad"), ("vnumactl", "vnumactl"), ("vnuma-bench-memory", "bench-memory")],
+        others: &[],
         files: Vec::new(),
         inputs: Vec::new(),
         measure: each("--cause", &causes)

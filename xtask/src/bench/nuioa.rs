@@ -33,13 +33,14 @@ pub fn run(Arguments { common, workload, configuration }: &Arguments) -> Result<
         server: "2n6c-iommu",
         peer: Some("2n4c"),
         // All sets of the caches are modelled: testpmd and drivers touch too little memory for a sample of the sets.
-        counters: "broadwell-2s:full",
+        counters: Some("broadwell-2s:full"),
         programs: &[
             ("vnumad", "vnumad"),
             ("vnumactl", "vnumactl"),
             ("vnuma-guest", "vnuma-guest"),
             ("vnuma-bench-nuioa", "bench-nuioa"),
         ],
+        others: &[],
         files: vec![(driver.clone(), DRIVER)],
         inputs: inputs(&[driver]),
         measure: each("--workload", workload).chain(each("--configuration", configuration)).collect(),

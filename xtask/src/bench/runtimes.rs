@@ -116,12 +116,13 @@ pub fn run(options: &Arguments) -> Result<()> {
         server: "2n8c",
         peer: None,
         // Priced by profiles of both caches.
-        counters: "broadwell-2s+vprobe-e5620",
+        counters: Some("broadwell-2s+vprobe-e5620"),
         programs: &[
             ("vnumad", "vnumad"),
             ("vnumactl", "vnumactl"),
             ("vnuma-bench-runtimes", "bench-runtimes"),
         ],
+        others: &[],
         files,
         inputs: inputs(&decides),
         measure: options.measure(),

@@ -54,8 +54,9 @@ pub fn run(options: &Arguments) -> Result<()> {
         common: options.common,
         server: SERVER,
         peer: None,
-        counters: COUNTERS,
+        counters: Some(COUNTERS),
         programs: &PROGRAMS,
+        others: &[],
         files: Vec::new(),
         inputs: Vec::new(),
         measure: each("--workload", &options.workload)
