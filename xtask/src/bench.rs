@@ -12,6 +12,7 @@ mod nuioa;
 mod on_server;
 mod peer;
 mod runtimes;
+mod scheduler;
 mod topology;
 mod vprobe;
 
@@ -67,6 +68,8 @@ enum Which {
     Nuioa(nuioa::Arguments),
     /// What language runtimes and allocators in a VM lose when its vCPUs move, by who is told
     Runtimes(runtimes::Arguments),
+    /// What scx_vnuma does for guests as a host's scheduler, beside EEVDF and schedulers of scx
+    Scheduler(scheduler::Arguments),
     /// How fast guests of each kernel are updated, and what that costs
     Topology(topology::Arguments),
     /// What scheduling policies do for VMs on a NUMA server, compared with Linux, numad and the paper's
@@ -213,6 +216,7 @@ impl Which {
             Self::Migrate(common) => migrate::run(common),
             Self::Nuioa(arguments) => nuioa::run(arguments),
             Self::Runtimes(arguments) => runtimes::run(arguments),
+            Self::Scheduler(arguments) => scheduler::run(arguments),
             Self::Topology(arguments) => topology::run(arguments),
             Self::Vprobe(arguments) => vprobe::run(arguments),
         }
@@ -222,7 +226,8 @@ impl Which {
 /// Benchmarks with a short form that runs on this machine itself.
 pub const SMOKE_HERE: [&str; 4] = ["daemon", "decide", "dsm", "fleet"];
 /// Those whose short form boots a lab server, or two.
-pub const SMOKE_IN_LAB: [&str; 7] = ["lab", "memory", "migrate", "nuioa", "runtimes", "topology", "vprobe"];
+pub const SMOKE_IN_LAB: [&str; 8] =
+    ["lab", "memory", "migrate", "nuioa", "runtimes", "scheduler", "topology", "vprobe"];
 
 /// The short form of a benchmark.
 pub fn smoke(name: &str) -> Result<()> {

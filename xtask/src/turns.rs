@@ -13,7 +13,7 @@ const PARTS: [&[&str]; TURNS] = [
     &[DRIVER, "bench: short form of dsm"],
     &["lab: slice::programs_follow_by_their_libraries", "bench: short form of lab"],
     &["lab: slice::vms_are_where_they_were_placed", "lab/runner:command_line"],
-    &["lab/runner:guests", "bench: short form of decide"],
+    &["lab/runner:guests", "bench: short form of decide", "bench: short form of scheduler"],
     &["lab: slice::displaced_memory_comes_home"],
     &[FOLLOW],
     &["lab: slice::a_host_that_grows_and_shrinks_is_followed"],

@@ -107,7 +107,7 @@ pub struct Files {
     raw: PathBuf,
     /// What is judged
     #[arg(long)]
-    commit: String,
+    pub commit: String,
     /// Where to.
     #[command(flatten)]
     pub results: Results,

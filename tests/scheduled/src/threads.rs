@@ -81,8 +81,10 @@ pub fn expect_share(
 /// Loads scx_vnuma, with these options.
 pub fn start(options: &[&str]) -> Result<(Process, Scheduler)> {
     let keep = KEEP_S.to_string();
-    let process =
-        Command::new("scx_vnuma").args(["--keep-s", &keep]).args(options).stdin(Stdio::null()).spawn();
+    let mut command = Command::new("scx_vnuma");
+    command.args(["--keep-s", &keep]).args(options).stdin(Stdio::null());
+    // What it says is for people, and what a benchmark prints is not.
+    let process = command.stdout(std::io::stderr()).spawn();
     let process = Process(process.context("scx_vnuma")?);
     let mut opened = None;
     wait_for("scx_vnuma to be loaded", HANG_LIMIT, || {
@@ -282,6 +284,33 @@ impl Group {
         let group = Self { path, ours: true };
         group.write(file, value)?;
         Ok(group)
+    }
+
+    /// New ones, each below the one before, with threads in the last one only. That one comes first, as it is removed first.
+    pub fn chain(name: &str, levels: usize) -> Result<Vec<Self>> {
+        let (mut groups, mut name) = (Vec::new(), name.to_owned());
+        for level in 1..=levels {
+            let group = Self::new(&name, "cpu.weight", "100")?;
+            if level < levels {
+                group.write("cgroup.subtree_control", "+cpu")?;
+            }
+            groups.insert(0, group);
+            name += &format!("/{level}");
+        }
+        Ok(groups)
+    }
+
+    /// Its folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// CPU time of its threads up to now, microseconds.
+    pub fn used_us(&self) -> Result<u64> {
+        let path = self.path.join("cpu.stat");
+        let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+        let used = text.lines().find_map(|line| line.strip_prefix("usage_usec ")?.parse().ok());
+        used.with_context(|| format!("{}: no usage_usec", path.display()))
     }
 
     /// That of a VM.

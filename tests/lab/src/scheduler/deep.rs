@@ -15,35 +15,23 @@ const MOST: f64 = 1.25;
 const SPANS: usize = 3;
 
 /// Nanoseconds of an event while two processes of this group wake each other.
-fn cost(process: &Process, group: &str) -> Result<f64> {
+fn cost(process: &Process, group: &Group) -> Result<f64> {
     let before = Programs::read(process.0.id())?;
-    let command =
-        format!("echo $$ > /sys/fs/cgroup/{group}/cgroup.procs && exec perf bench sched pipe -l {TURNS}");
+    let group = group.path().display();
+    let command = format!("echo $$ > {group}/cgroup.procs && exec perf bench sched pipe -l {TURNS}");
     output("sh", &["-c", &command])?;
     Programs::read(process.0.id())?.ns_per_run(before).context("no program ran")
 }
 
 pub(super) fn costs_no_more() -> Result<()> {
-    let mut names = vec!["scx-deep".to_owned()];
-    for level in 1..LEVELS {
-        names.push(format!("{}/{level}", names[level - 1]));
-    }
-    let _high = Group::new("scx-high", "cpu.weight", "100")?;
-    let mut groups = Vec::new();
-    for name in &names {
-        let group = Group::new(name, "cpu.weight", "100")?;
-        if groups.len() + 1 < LEVELS {
-            group.write("cgroup.subtree_control", "+cpu")?;
-        }
-        groups.push(group);
-    }
-    // The lowest one is removed first.
-    groups.reverse();
+    let high = Group::new("scx-high", "cpu.weight", "100")?;
+    let groups = Group::chain("scx-deep", LEVELS)?;
+    let lowest = groups.first().context("the lowest group")?;
     Programs::take_time(true)?;
     let (process, _scheduler) = start(&["--full"])?;
     let mut all = Vec::new();
     for _ in 0..SPANS {
-        let (high, deep) = least(&process, &names[LEVELS - 1])?;
+        let (high, deep) = least(&process, [&high, lowest])?;
         println!(
             "an event costs {high:.0} ns in a group beside the root, {deep:.0} ns {LEVELS} levels below it"
         );
@@ -60,10 +48,10 @@ pub(super) fn costs_no_more() -> Result<()> {
 }
 
 /// The least cost of an event in the high group and in the deep one.
-fn least(process: &Process, deep_group: &str) -> Result<(f64, f64)> {
+fn least(process: &Process, [high_group, deep_group]: [&Group; 2]) -> Result<(f64, f64)> {
     let (mut high, mut deep) = (f64::MAX, f64::MAX);
     for _ in 0..ROUNDS {
-        high = high.min(cost(process, "scx-high")?);
+        high = high.min(cost(process, high_group)?);
         deep = deep.min(cost(process, deep_group)?);
     }
     Ok((high, deep))

@@ -1,0 +1,65 @@
+//! What scx_vnuma does for guests as a host's scheduler.
+
+use super::{
+    Common, inputs,
+    on_server::{OnServer, each},
+};
+use crate::setup;
+use anyhow::Result;
+use std::time::Duration;
+
+/// Servers on which the cost of an event is measured: with 8 CPUs, and with as many and room for 256.
+const COST: &[(&str, &str)] = &[("2n8c", "cost"), ("2n8c-256", "cost")];
+
+#[derive(clap::Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    common: Common,
+    /// Only these loads, and no cost of an event
+    #[arg(long, value_name = "LOAD")]
+    load: Vec<String>,
+    /// Only these schedulers, beside EEVDF
+    #[arg(long, value_name = "SCHEDULER")]
+    scheduler: Vec<String>,
+}
+
+/// Schedulers of scx, and where the server finds them.
+const SCX: [(&str, &str); 4] = [
+    ("scx_rusty", "/usr/local/bin/scx_rusty"),
+    ("scx_bpfland", "/usr/local/bin/scx_bpfland"),
+    ("scx_lavd", "/usr/local/bin/scx_lavd"),
+    ("scx_layered", "/usr/local/bin/scx_layered"),
+];
+
+/// Runs it and judges it. A scheduler of scx that cannot be built is named as one that is refused.
+pub fn run(Arguments { common, load, scheduler }: &Arguments) -> Result<()> {
+    let is_wanted = |program: &str| match scheduler.is_empty() {
+        true => common.form.full,
+        false => scheduler.contains(&program.replace('_', "-")),
+    };
+    let (mut files, mut not_built) = (Vec::new(), Vec::new());
+    for (program, there) in SCX.into_iter().filter(|(program, _)| is_wanted(program)) {
+        match setup::scx(program) {
+            Ok(built) => files.push((built, there)),
+            Err(error) => not_built.push(format!("{program}: not built: {error:#}")),
+        }
+    }
+    let here: Vec<_> = files.iter().map(|(built, _)| built.clone()).collect();
+    OnServer {
+        name: "scheduler",
+        common: *common,
+        server: "2n8c",
+        peer: None,
+        counters: None,
+        programs: &[("scx_vnuma", "scx_vnuma"), ("vnuma-bench-scheduler", "bench-scheduler")],
+        others: if load.is_empty() { COST } else { &[] },
+        files,
+        inputs: inputs(&here),
+        measure: each("--load", load)
+            .chain(each("--scheduler", scheduler))
+            .chain(each("--not-built", &not_built))
+            .collect(),
+        hang: Duration::from_secs(if common.form.full { 12 } else { 3 } * 3600),
+    }
+    .run()
+}
