@@ -14,8 +14,9 @@ const CLASSES: [&str; 2] = ["sd_llc_id", "sd_share_id"];
 const SHARED: [&str; 2] = ["sd_llc_shared", "sd_balance_shared"];
 /// Domains that are found without the whole chain.
 const DOMAINS: [&str; 4] = ["sd_llc", "sd_numa", "sd_asym_packing", "sd_asym_cpucapacity"];
-/// What the domains' makers set, and nothing changes later.
-const SETTINGS: [&str; 10] = [
+/// What the domains' makers set, and nothing changes later. `llc_max` is the highest id of a cache, and depends on which CPU was the last
+/// to join the others.
+const SETTINGS: [&str; 9] = [
     "flags",
     "level",
     "span_weight",
@@ -25,7 +26,6 @@ const SETTINGS: [&str; 10] = [
     "imbalance_pct",
     "cache_nice_tries",
     "imb_numa_nr",
-    "llc_max",
 ];
 /// More than there are domains or groups of 64 CPUs.
 const MOST: usize = 320;
