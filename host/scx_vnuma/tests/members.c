@@ -80,6 +80,9 @@ static int run_twice(void *(*what)(void *), unsigned long *sum)
 	return 0;
 }
 
+/* A sum that is less than nothing, as a weight is changed just now. */
+static struct group changing = { .active = -5 }, shared = { .active = 20 };
+
 int main(int count, char **arguments)
 {
 	unsigned long wrong, none;
@@ -87,6 +90,8 @@ int main(int count, char **arguments)
 
 	if (count != 2)
 		return 2;
+	if (part_of(100, 5, &changing) != 100 || part_of(100, 5, &shared) != 25)
+		printf("a part of a group is wrong\n");
 	times = strtoul(arguments[1], NULL, 10);
 	if (run_twice(come_and_go, &wrong) || run_twice(charge, &none))
 		return 1;

@@ -75,7 +75,7 @@ pub struct Arguments {
 type Part = (&'static str, fn(&Scheduler) -> Result<()>);
 
 /// What one scheduler does before it is killed.
-const PARTS: [Part; 14] = [
+const PARTS: [Part; 15] = [
     ("alone", alone::keeps_its_cpu),
     ("places", follows_places),
     ("wakes", wakes_at_its_place),
@@ -87,6 +87,7 @@ const PARTS: [Part; 14] = [
     ("within", stays_within_places),
     ("anew", queues_anew),
     ("groups", honours_groups),
+    ("nested", deep::counts_in_the_groups_above),
     ("raised", quotas::counts_at_once),
     ("changed", quotas::change_all_the_time),
     ("silence", forgets_places),

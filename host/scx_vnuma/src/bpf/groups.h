@@ -8,7 +8,7 @@
 
 /* Share of a thread that has no other beside it. */
 #define WHOLE		BIT_ULL(20)
-/* Levels of control groups that are looked at. */
+/* Levels of control groups that are told from each other, from the root. */
 #define MAX_LEVELS	16
 /* How long what is known of the groups above one is used. */
 #define KNOWN_NS	1000000ULL
@@ -25,6 +25,21 @@ static struct group *get_group(struct cgroup *cgrp)
 	return bpf_cgrp_storage_get(&groups, cgrp, NULL, 0);
 }
 
+/*
+ * The control group that a thread counts in. What is nested deeper than MAX_LEVELS counts in the
+ * group at that level above it: a user to whom a group is delegated can nest more below it.
+ */
+static struct cgroup *group_of(struct task_struct *p)
+{
+	struct cgroup *own = scx_bpf_task_cgroup(p), *above;
+
+	if (!own || own->level < MAX_LEVELS)
+		return own;
+	above = bpf_cgroup_ancestor(own, MAX_LEVELS - 1);
+	bpf_cgroup_release(own);
+	return above;
+}
+
 /* Tells its group, and those above, that a thread is runnable or is not any more. */
 static void join(struct task_struct *p, struct thread *t, bool in)
 {
@@ -37,7 +52,7 @@ static void join(struct task_struct *p, struct thread *t, bool in)
 	if (in == !!t->in_group)
 		return;
 	t->in_group = in ? weight : 0;
-	own = scx_bpf_task_cgroup(p);
+	own = group_of(p);
 	if (!own)
 		return;
 	level = own->level;
@@ -61,7 +76,7 @@ static void join(struct task_struct *p, struct thread *t, bool in)
 static struct group *know(struct cgroup *own, __u64 now)
 {
 	struct group *g = get_group(own), *other;
-	__u64 share = WHOLE, weight, active;
+	__u64 share = WHOLE, weight;
 	struct cgroup *cgrp;
 	int level = own->level;
 	bool limited;
@@ -76,9 +91,8 @@ static struct group *know(struct cgroup *own, __u64 now)
 		if (!cgrp)
 			break;
 		other = get_group(cgrp);
-		active = other ? other->active : 0;
-		if (active > weight)
-			share = share * weight / active;
+		if (other)
+			share = part_of(share, weight, other);
 		weight = other ? other->weight : 0;
 		limited = limited || (other && has_quota(other));
 		bpf_cgroup_release(cgrp);
@@ -92,19 +106,15 @@ static struct group *know(struct cgroup *own, __u64 now)
 /* The share of a CPU that a thread has beside all others that are runnable. */
 static __u64 share_of(struct task_struct *p, struct thread *t, __u64 now)
 {
-	__u64 share = WHOLE, weight = t->in_group ?: p->scx.weight, active;
-	struct cgroup *own = scx_bpf_task_cgroup(p);
+	__u64 share = WHOLE, weight = t->in_group ?: p->scx.weight;
+	struct cgroup *own = group_of(p);
 	struct group *g;
 
 	if (!own)
 		return WHOLE;
 	g = know(own, now);
-	if (g) {
-		share = g->share;
-		active = g->active;
-		if (active > weight)
-			share = share * weight / active;
-	}
+	if (g)
+		share = part_of(g->share, weight, g);
 	bpf_cgroup_release(own);
 	return share ?: 1;
 }
@@ -112,7 +122,7 @@ static __u64 share_of(struct task_struct *p, struct thread *t, __u64 now)
 /* Takes time from the cpu.max of all groups of a thread, and notes until when it has to wait. */
 static void take_time(struct task_struct *p, struct thread *t, __u64 ns, __u64 now)
 {
-	struct cgroup *own = scx_bpf_task_cgroup(p), *cgrp;
+	struct cgroup *own = group_of(p), *cgrp;
 	__u64 latest = 0, until;
 	struct group *g;
 	__u32 i;

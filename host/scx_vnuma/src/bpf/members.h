@@ -52,6 +52,17 @@ static __always_inline bool change_users(struct group *g, __u32 weight, bool in,
 	return ends;
 }
 
+/*
+ * What one user with a weight has of the share of its group. While a weight changes the sum may be
+ * less than nothing for a moment, as the weight and the sum are not changed at once.
+ */
+static __always_inline __u64 part_of(__u64 share, __u64 weight, struct group *g)
+{
+	__s64 active = g->active;
+
+	return active > (__s64)weight ? share * weight / active : share;
+}
+
 static __always_inline bool has_quota(struct group *g)
 {
 	return g->quota_ns != UNLIMITED && g->period_ns;

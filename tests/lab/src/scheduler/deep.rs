@@ -1,11 +1,16 @@
-//! What an event costs the scheduler: as much in a control group far below the root as beside it. By the kernel's statistics of BPF programs.
+//! Control groups far below the root. An event costs the scheduler as much as in one beside it, by the kernel's statistics of BPF programs.
+//! And however deep a thread is, what holds for the group at the top holds for it.
 
+use super::TOLERANCE;
 use anyhow::{Context, Result, ensure};
+use vnuma_observe::scheduler::Scheduler;
 use vnuma_scenario::{Process, output};
-use vnuma_scheduled::{Group, Programs, start, stop};
+use vnuma_scheduled::{Group, Loop, Programs, expect_share, start, stop};
 
 /// How far.
 const LEVELS: usize = 14;
+/// Farther than groups are told from each other.
+const TOO_DEEP: usize = 20;
 /// Times that two processes wake each other.
 const TURNS: &str = "10000";
 /// How often it is measured, in turn. The least counts: the machine may stop the server's CPU.
@@ -21,6 +26,24 @@ fn cost(process: &Process, group: &Group) -> Result<f64> {
     let command = format!("echo $$ > {group}/cgroup.procs && exec perf bench sched pipe -l {TURNS}");
     output("sh", &["-c", &command])?;
     Programs::read(process.0.id())?.ns_per_run(before).context("no program ran")
+}
+
+/// Weights and limits hold for all that is below a group, however deep.
+pub(super) fn counts_in_the_groups_above(scheduler: &Scheduler) -> Result<()> {
+    let groups = Group::chain("scx-deep", TOO_DEEP)?;
+    let (lowest, highest) = (&groups[0], &groups[TOO_DEEP - 1]);
+    let beside = Group::new("scx-high", "cpu.weight", "300")?;
+    let loops = [Loop::start("3")?, Loop::start("3")?];
+    lowest.take(&loops[0])?;
+    beside.take(&loops[1])?;
+    let all = [&loops[0], &loops[1]];
+    let what = format!("weight 100 beside 300, {TOO_DEEP} levels below the root");
+    expect_share(&what, Some(scheduler), &all, (0.25, TOLERANCE))?;
+    highest.write("cpu.max", "10000 100000")?;
+    let what = format!("a limit of a tenth, {TOO_DEEP} levels below the root");
+    expect_share(&what, Some(scheduler), &all, (0.1, TOLERANCE))?;
+    drop(loops);
+    Ok(())
 }
 
 pub(super) fn costs_no_more() -> Result<()> {
