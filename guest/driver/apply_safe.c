@@ -92,8 +92,8 @@ void vnuma_safe_came_online(int cpu, int node)
 	};
 	unsigned long flags;
 
-	if (node != NUMA_NO_NODE && node != move.from && node_online(node) &&
-	    may_be_on(cpu, node))
+	/* A CPU that was not there yet may be published on a node that is not. */
+	if (vnuma_topology_has_node(node) && node != move.from && may_be_on(cpu, node))
 		move.to = node;
 	if (move.to != move.from)
 		cpumask_set_cpu(cpu, &away);

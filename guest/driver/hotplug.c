@@ -30,9 +30,9 @@ static int prepare_cpu(unsigned int cpu)
 	vnuma_sched_ext_forget(cpu);
 	if (node == NUMA_NO_NODE || node == cpu_to_node(cpu))
 		return 0;
-	if (node >= nr_node_ids || !node_online(node)) {
-		pr_warn("CPU %u stays on node %d: node %d is not online\n", cpu,
-			cpu_to_node(cpu), node);
+	if (!vnuma_topology_has_node(node)) {
+		pr_warn("CPU %u stays on node %d: it is published on node %d, which is not online in this guest\n",
+			cpu, cpu_to_node(cpu), vnuma_topology_domain(node));
 		return 0;
 	}
 	/* In safe mode the kernel is about to ask the firmware's table. */

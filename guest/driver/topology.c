@@ -32,7 +32,10 @@ static int node_of_domain(int domain)
 #endif
 }
 
-/* There are none without an SRAT. All is on node 0 then, unless numa=fake= makes more. */
+/*
+ * There are none without an SRAT. All is on node 0 then, unless numa=fake= makes more. One that the
+ * kernel has begun to read and then refused may leave some.
+ */
 static bool have_domains(void)
 {
 	int domain;
@@ -43,8 +46,17 @@ static bool have_domains(void)
 	return false;
 }
 
-/* What the host calls a node. */
-static int domain_of_node(int node)
+/**
+ * vnuma_topology_has_node - may a CPU be on a node of a topology?
+ * @node: may also be NUMA_NO_NODE, or one that this guest does not have
+ */
+bool vnuma_topology_has_node(int node)
+{
+	return node >= 0 && node < nr_node_ids && node_online(node);
+}
+
+/** vnuma_topology_domain - what the host calls a node of a topology */
+int vnuma_topology_domain(int node)
 {
 	int domain;
 
@@ -192,20 +204,20 @@ static int check_online_cpu(const struct vnuma_model *topology, int cpu,
 		if (node_after(topology, sibling) != node)
 			return vnuma_fail(why, -EOPNOTSUPP,
 					  "CPUs %d and %d are threads of one core but published on nodes %d and %d",
-					  cpu, sibling, domain_of_node(node),
-					  domain_of_node(node_after(topology, sibling)));
+					  cpu, sibling, vnuma_topology_domain(node),
+					  vnuma_topology_domain(node_after(topology, sibling)));
 	return 0;
 }
 
 static int check_device(const struct vnuma_tc_device *device,
 			struct vnuma_reason *why)
 {
-	if (device->node < nr_node_ids && node_online(device->node))
+	if (vnuma_topology_has_node(device->node))
 		return 0;
 	return vnuma_fail(why, -ENXIO,
 			  "device %04x:%02x:%02x.%u is published on node %d, which is not online in this guest",
 			  device->segment, device->bus, device->devfn >> 3,
-			  device->devfn & 7, domain_of_node(device->node));
+			  device->devfn & 7, vnuma_topology_domain(device->node));
 }
 
 /**
@@ -232,11 +244,11 @@ int vnuma_topology_check(const struct vnuma_model *topology,
 
 		if (node == NUMA_NO_NODE)
 			continue;
-		if (node >= nr_node_ids || !node_online(node))
+		if (!vnuma_topology_has_node(node))
 			return vnuma_fail(why, -ENXIO,
 					  "CPU %d (APIC id %u) is published on node %d, which is not online in this guest",
 					  cpu, (u32)cpu_physical_id(cpu),
-					  domain_of_node(node));
+					  vnuma_topology_domain(node));
 		if (!cpu_online(cpu))
 			continue;
 		err = check_online_cpu(topology, cpu, why);

@@ -56,7 +56,8 @@ struct vnuma_reason {
  * struct vnuma_model - a publication of the host, copied and then checked
  *
  * Its nodes are those of the host until vnuma_topology_number(), after that those of this
- * guest: a CPU or device may then be on one that this guest does not have.
+ * guest: a CPU or device may then be on one that this guest does not have, which is not below
+ * @nr_nodes.
  *
  * @generation: never 0
  * @nr_nodes: 1 to VNUMA_TC_MAX_NODES
@@ -138,6 +139,8 @@ void vnuma_channel_count_devices(const struct vnuma_channel *channel,
 
 /* topology.c */
 void vnuma_topology_number(struct vnuma_model *topology);
+bool vnuma_topology_has_node(int node);
+int vnuma_topology_domain(int node);
 int vnuma_topology_node(const struct vnuma_model *topology, int cpu);
 bool vnuma_topology_is_unapplied(const struct vnuma_model *topology, int cpu);
 int vnuma_topology_count_unapplied(void);

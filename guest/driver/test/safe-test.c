@@ -71,7 +71,6 @@ static void cpumask_clear_cpu(int cpu, struct cpumask *mask)
 #define cpu_to_node(cpu)		(cpus[cpu].node)
 #define cpu_online(cpu)			(cpus[cpu].online)
 #define cpu_is_hotpluggable(cpu)	(!cpus[cpu].fixed)
-#define node_online(node)		((node) < NR_NODES)
 #define node_set_state(node, state)	((void)(node))
 #define node_clear_state(node, state)	((void)(node))
 #define local_irq_save(flags)		((void)((flags) = 0))
@@ -98,6 +97,11 @@ static int add_cpu(unsigned int cpu);
 static int remove_cpu(unsigned int cpu);
 
 #include "../apply_safe.c"
+
+bool vnuma_topology_has_node(int node)
+{
+	return node >= 0 && node < NR_NODES;
+}
 
 int vnuma_topology_node(const struct vnuma_model *topology, int cpu)
 {
@@ -316,6 +320,20 @@ static void test_is_left_to_others(void)
 	expect(cpus[4].online && !cpus[6].online && !cpus[2].online);
 }
 
+/* Published on a node that this guest does not have, before it was there. */
+static void test_stays_on_a_node_that_is_there(void)
+{
+	reset();
+	cpus[2].online = false;
+	cpumask_clear_cpu(2, &node_cpus[0]);
+	published[0][2] = NR_NODES + 1000;
+	expect(!apply(0).cpus);
+	expect(!add_cpu(2) && cpus[2].node == 0);
+	cpus[2].online = false;
+	published[0][2] = NUMA_NO_NODE;
+	expect(!add_cpu(2) && cpus[2].node == 0);
+}
+
 static void test_undo(void)
 {
 	reset();
@@ -378,6 +396,7 @@ int main(void)
 	test_moves();
 	test_comes_up_later();
 	test_is_left_to_others();
+	test_stays_on_a_node_that_is_there();
 	test_undo();
 	test_keeps_core_and_cache();
 	expect(!sched_ext_locked);

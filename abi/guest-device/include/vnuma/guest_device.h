@@ -51,7 +51,7 @@ struct vnuma_gd_page {
 	__u64 refused;		/* malformed or torn publications */
 	__u64 interrupt_ns;	/* CLOCK_MONOTONIC of the last interrupt ... */
 	__u64 applied_ns;	/* ... and when all maps agreed */
-	__u32 nr_nodes;
+	__u32 nr_nodes;		/* nodes that the host names are below this */
 	__u32 nr_cpus;		/* entries of cpu_node in use */
 	__u32 distances;	/* VNUMA_GD_DISTANCES_* */
 	__s32 last_error;	/* 0 or -errno of the last publication */
