@@ -222,7 +222,7 @@ pub const SOURCE: &str = "\
 G(1) G(2)
 ";
 
-/// Goals of the issue.
+/// What is wanted of both modes.
 pub mod goals {
     /// Operations, by those under EEVDF: nowhere less than this.
     pub const OPS: f64 = 0.98;

@@ -70,8 +70,7 @@ pub fn verdict(limit: Limit, [low, high]: [f64; 2], spread: f64) -> Verdict {
         Limit::AtLeast(limit) => (limit, [low, high]),
         Limit::AtMost(limit) => (2.0 - limit, [2.0 - high, 2.0 - low]),
     };
-    let (is_fine_enough, is_better_by_more) = (spread <= 1.0 - limit, worst >= 1.0 + spread);
-    if worst >= limit && (is_fine_enough || is_better_by_more) {
+    if worst >= limit && spread <= 1.0 - limit {
         Verdict::Met
     } else if best < limit && best < 1.0 - spread {
         Verdict::Missed
@@ -132,7 +131,7 @@ fn not_measured(goal: String) -> Judged {
     Judged { goal, found: "not measured".to_owned(), verdict: Verdict::NotMeasured }
 }
 
-/// Within what the issue wants, or within EEVDF's own error. Two errors of EEVDF say how exact an error is.
+/// Within what is wanted, or within EEVDF's own error. Two errors of EEVDF say how exact an error is.
 fn share(rows: &[Row], load: Load, scheduler: Scheduler) -> Judged {
     let least = if load == Load::Loop { goals::ALONE } else { goals::SHARE };
     let goal = format!(
