@@ -38,9 +38,10 @@ pub fn run(vm: &Vm, card_class: &str) -> Result<()> {
     let placed = state(vm, card_class)?;
     expect(&placed, &[("other", ALL), ("cpuset", CARD), ("interrupts", CARD)])?;
     wait_for("memory to come along", HANG_LIMIT, || Ok(pages(&state(vm, card_class)?, 1)? < PAGES / 10))?;
-    let listed = vm.exec(&[PROGRAM, "list"])?;
-    print!("{listed}");
-    ensure!(listed.matches(": placed:").count() == 3, "three are placed: {listed}");
+    // On a busy machine the agent may find a node busy for a while, and let go of what it has placed there.
+    let listed = || vm.exec(&[PROGRAM, "list"]);
+    wait_for("the list to have all three", HANG_LIMIT, || Ok(listed()?.matches(": placed:").count() == 3))?;
+    print!("{}", listed()?);
     println!("threads, memory and interrupts are on the node of the device; another process is where it was");
     sh(vm, "kill -TERM $(pgrep -f 'vnuma-guest [r]un')")?;
     expect_nothing_left(vm, card_class, agent).context("after SIGTERM")?;
