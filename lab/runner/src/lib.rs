@@ -40,6 +40,7 @@ mod recipe;
 mod retries;
 mod run;
 mod run_directory;
+mod schedulers;
 mod tsc;
 
 pub use binaries::{
@@ -63,6 +64,7 @@ pub use recipe::{Recipe, RecipeError, Role};
 pub use retries::boot_retries;
 pub use run::{DEFAULT_TIMEOUT, LabRun, Output, Stdin};
 pub use run_directory::{RunDirectory, run_directory};
+pub use schedulers::{SchedulerError, schedulers_of_scx};
 
 /// The agent's types that the API of this crate uses.
 pub use vnuma_lab_agent::{client::Input, protocol::Exec};

@@ -4,9 +4,9 @@ use super::{
     Common, inputs,
     on_server::{OnServer, each},
 };
-use crate::setup;
 use anyhow::Result;
 use std::time::Duration;
+use vnuma_lab_runner::schedulers_of_scx;
 
 /// Servers on which the cost of an event is measured: with 8 CPUs, and with as many and room for 256.
 const COST: &[(&str, &str)] = &[("2n8c", "cost"), ("2n8c-256", "cost")];
@@ -37,10 +37,12 @@ pub fn run(Arguments { common, load, scheduler }: &Arguments) -> Result<()> {
         true => common.form.full,
         false => scheduler.contains(&program.replace('_', "-")),
     };
+    let wanted: Vec<_> = SCX.into_iter().filter(|(program, _)| is_wanted(program)).collect();
+    let programs: Vec<&str> = wanted.iter().map(|(program, _)| *program).collect();
     let (mut files, mut not_built) = (Vec::new(), Vec::new());
-    for (program, there) in SCX.into_iter().filter(|(program, _)| is_wanted(program)) {
-        match setup::scx(program) {
-            Ok(built) => files.push((built, there)),
+    for ((program, there), built) in wanted.iter().zip(schedulers_of_scx(&programs)?) {
+        match built {
+            Ok(built) => files.push((built, *there)),
             Err(error) => not_built.push(format!("{program}: not built: {error:#}")),
         }
     }
