@@ -75,7 +75,7 @@ pub struct Row {
     /// Wake-ups that were seen, and how long all windows were.
     pub wakes: usize,
     pub window_s: f64,
-    /// Why the scheduler did not schedule.
+    /// In how many runs of how many the scheduler did not schedule, and why at first.
     pub refused: Option<String>,
 }
 
@@ -98,9 +98,17 @@ pub fn run(files: &Files) -> Result<()> {
         "rows": rows,
     });
     let missing: Vec<String> = rows.iter().filter(|row| row.refused.is_none()).filter_map(missing).collect();
-    let judged = files.results.end(&report, &table(COLUMNS, &rows), &goals);
+    let judged = files.results.end(&report, &shown(&rows), &goals);
     ensure!(!rows.is_empty() && missing.is_empty(), "no figure came out: {}", missing.join("; "));
     judged
+}
+
+/// For people: rows, and below them why some have no figures.
+fn shown(rows: &[Row]) -> String {
+    let refused = rows.iter().filter_map(|row| Some((row, row.refused.as_ref()?)));
+    let line =
+        |(row, refused): (&Row, &String)| format!("refused: {}, {}: {refused}\n", row.load, row.scheduler);
+    table(COLUMNS, rows) + &refused.map(line).collect::<String>()
 }
 
 /// The name of a row that has no figure.
@@ -165,9 +173,16 @@ fn of_load(load: Load, scheduler: Scheduler, runs: &[(&Cell, &Outcome)]) -> Row 
         wake,
         wakes: seen.iter().map(|seen| seen.wakes).sum(),
         window_s: seen.iter().map(|seen| seen.window_s).sum(),
-        refused: runs.iter().find_map(|(_, outcome)| outcome.refused.clone()),
+        refused: refused(runs.iter().map(|(_, outcome)| *outcome)),
         ..Row::default()
     }
+}
+
+/// In how many of these, and why at first; none if it scheduled in all.
+fn refused<'a>(outcomes: impl ExactSizeIterator<Item = &'a Outcome>) -> Option<String> {
+    let all = outcomes.len();
+    let reasons: Vec<&String> = outcomes.filter_map(|outcome| outcome.refused.as_ref()).collect();
+    Some(format!("{} of {all} runs: {}", reasons.len(), reasons.first()?))
 }
 
 /// Of all runs together; none for loads whose threads sleep.

@@ -126,10 +126,19 @@ fn a_scheduler_that_is_refused_is_named_and_not_compared() {
     };
     let mut one = cell(Load::Lock, 1, [1000, 1000, 1000].map(seen));
     one.outcomes.push(refused);
-    let rows = rows_of(&[one], &[]);
+    let mut two = cell(Load::Lock, 2, [1000, 1000, 1000].map(seen));
+    let rows = rows_of(&[one.clone()], &[]);
     let row = rows.last().expect("rows");
     assert_eq!((row.scheduler, row.ops_by_eevdf, row.yields), ("scx-lavd", None, None));
-    assert!(row.refused.as_deref().is_some_and(|reason| reason.contains("no kfunc")));
+    let reason = "1 of 1 runs: scx_lavd: exit status: 1: no kfunc";
+    assert_eq!(row.refused.as_deref(), Some(reason));
+    assert!(shown(&rows).ends_with(&format!("\nrefused: lock, scx-lavd: {reason}\n")), "{}", shown(&rows));
+    // One that the kernel has ended once has the figures of its other runs.
+    two.outcomes.push(outcome(Scheduler::ScxLavd, seen(500)));
+    let both = rows_of(&[one, two], &[]);
+    let row = both.last().expect("rows");
+    assert_eq!((row.ops_by_eevdf, row.ops.map(|figure| figure.runs)), (Some(0.5), Some(1)));
+    assert_eq!(row.refused.as_deref(), Some("1 of 2 runs: scx_lavd: exit status: 1: no kfunc"));
     let without: Vec<_> = rows.iter().filter_map(missing).collect();
     assert_eq!(without, ["lock, scx-lavd"]);
 }
