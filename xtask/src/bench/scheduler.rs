@@ -6,6 +6,7 @@ use super::{
 };
 use anyhow::Result;
 use std::time::Duration;
+use vnuma_bench_figures::configuration::Input;
 use vnuma_lab_runner::schedulers_of_scx;
 
 /// Servers on which the cost of an event is measured: with 8 CPUs, and with as many and room for 256.
@@ -56,7 +57,7 @@ pub fn run(Arguments { common, load, scheduler }: &Arguments) -> Result<()> {
         programs: &[("scx_vnuma", "scx_vnuma"), ("vnuma-bench-scheduler", "bench-scheduler")],
         others: if load.is_empty() { COST } else { &[] },
         files,
-        inputs: inputs(&here),
+        inputs: inputs(&here).into_iter().chain(chosen(scheduler)).collect(),
         measure: each("--load", load)
             .chain(each("--scheduler", scheduler))
             .chain(each("--not-built", &not_built))
@@ -64,4 +65,30 @@ pub fn run(Arguments { common, load, scheduler }: &Arguments) -> Result<()> {
         hang: Duration::from_secs(if common.form.full { 12 } else { 3 } * 3600),
     }
     .run()
+}
+
+/// A cell has all schedulers of its run, so that one with only some of them is none of the whole form. What decides which it is has a name
+/// and no content.
+fn chosen(schedulers: &[String]) -> Option<Input> {
+    let mut names = schedulers.to_vec();
+    names.sort_unstable();
+    (!names.is_empty()).then(|| Input { name: format!("only {}", names.join(" ")), path: "/dev/null".into() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vnuma_bench_figures::configuration;
+
+    #[test]
+    fn cells_with_some_schedulers_are_kept_apart() {
+        let hash = |schedulers: &[&str]| {
+            let names: Vec<String> = schedulers.iter().map(|name| (*name).to_owned()).collect();
+            let inputs: Vec<Input> = chosen(&names).into_iter().collect();
+            configuration::of(&inputs).expect("inputs can be read").hash
+        };
+        assert_ne!(hash(&["full"]), hash(&[]));
+        assert_ne!(hash(&["full"]), hash(&["partial"]));
+        assert_eq!(hash(&["full", "partial"]), hash(&["partial", "full"]));
+    }
 }
