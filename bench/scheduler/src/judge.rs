@@ -20,7 +20,8 @@ use vnuma_bench_figures::{
 };
 
 /// What people are shown of a row, and with how many digits.
-const COLUMNS: &str = "load scheduler vms vcpus cpus ops_by_eevdf:3 share_error:4 lag_max_ms:0 wake_p99_by_eevdf:2 yields run_ns_per_event:0";
+const COLUMNS: &str = "load scheduler vms vcpus cpus ops_by_eevdf:3 used_share:3 share_error:4 lag_max_ms:0 wake_p99_by_eevdf:2 wake_max_ms:1 \
+                       yields yields_tried run_ns_per_event:0";
 /// The load of rows that have what an event costs.
 pub const COST: &str = "cost";
 
@@ -57,12 +58,16 @@ pub struct Row {
     pub cpus: usize,
     /// Operations, by those under EEVDF in the same run: the median.
     pub ops_by_eevdf: Option<f64>,
+    /// The part of all CPU time that the load had, in all runs together.
+    pub used_share: Option<f64>,
     /// The most that a group's part of all CPU time differs from what it is entitled to, in all runs together.
     pub share_error: Option<f64>,
     /// The most that a group was behind what it is entitled to, ms of CPU time.
     pub lag_max_ms: Option<f64>,
     /// The 99th percentile of what wake-ups waited, by that under EEVDF in the same run: the median.
     pub wake_p99_by_eevdf: Option<f64>,
+    /// The longest wait of all runs, ms.
+    pub wake_max_ms: Option<f64>,
     /// Directed yields that were granted in all runs.
     pub yields: Option<u64>,
     pub yields_tried: Option<u64>,
@@ -157,6 +162,9 @@ fn of_load(load: Load, scheduler: Scheduler, runs: &[(&Cell, &Outcome)]) -> Row 
     let wake = by_eevdf(|seen| seen.wake_p99_us);
     let sum = |number: fn(&Seen) -> u64| (!seen.is_empty()).then(|| seen.iter().copied().map(number).sum());
     let (vms, vcpus) = load.size();
+    let window_s: f64 = seen.iter().map(|seen| seen.window_s).sum();
+    let used_s: f64 = seen.iter().flat_map(|seen| &seen.used_s).sum();
+    let wake_max_us = seen.iter().filter_map(|seen| seen.wake_max_us).reduce(f64::max);
     Row {
         load: load.name(),
         scheduler: scheduler.name(),
@@ -164,15 +172,17 @@ fn of_load(load: Load, scheduler: Scheduler, runs: &[(&Cell, &Outcome)]) -> Row 
         vcpus,
         cpus: CPUS,
         ops_by_eevdf: ops.map(|figure| figure.median),
+        used_share: (!seen.is_empty()).then(|| used_s / (window_s * CPUS as f64)),
         share_error: share_error(load, &seen),
         lag_max_ms: seen.iter().filter_map(|seen| seen.lag_max_ms).reduce(f64::max),
         wake_p99_by_eevdf: wake.map(|figure| figure.median),
+        wake_max_ms: wake_max_us.map(|us| us / 1e3),
         yields: sum(|seen| seen.yields),
         yields_tried: sum(|seen| seen.yields_tried),
         ops,
         wake,
         wakes: seen.iter().map(|seen| seen.wakes).sum(),
-        window_s: seen.iter().map(|seen| seen.window_s).sum(),
+        window_s,
         refused: refused(runs.iter().map(|(_, outcome)| *outcome)),
         ..Row::default()
     }

@@ -109,43 +109,77 @@ impl Running {
         self.guests.iter().map(Guest::operations).sum()
     }
 
-    fn used_s(&self) -> Result<Vec<f64>> {
-        self.groups.iter().map(|group| Ok(group.used_us()? as f64 / 1e6)).collect()
+    fn used(&self) -> Result<Used> {
+        let began = Instant::now();
+        let of = |group: &Group| Ok(group.used_us()? as f64 / 1e6);
+        let by_group_s = self.groups.iter().map(of).collect::<Result<_>>()?;
+        Ok(Used { at: began + began.elapsed() / 2, by_group_s })
     }
 
     /// What they do in so many seconds.
     pub fn watch(&self, seconds: f64) -> Result<Seen> {
         let wakes = (self.load == Load::Wakes).then(|| Wakes::watch(self.tids())).transpose()?;
         let entitled = entitled_to(self.load);
-        let (began, yields) = (Instant::now(), Yields::read()?);
-        let (operations, used) = (self.operations()?, self.used_s()?);
+        // What has windows of its own is read in the same order at both ends.
+        let before = self.used()?;
+        let (operations, yields) = (self.operations()?, Yields::read()?);
         let (mut waits, mut lag_s) = (Vec::new(), 0.0_f64);
-        while began.elapsed().as_secs_f64() < seconds {
+        while before.at.elapsed().as_secs_f64() < seconds {
             thread::sleep(LOOK);
             if let Some(wakes) = &wakes {
                 waits.extend(wakes.take()?);
             }
             if let Some(entitled) = &entitled {
-                let now = self.used_s()?;
-                let passed = began.elapsed().as_secs_f64();
-                lag_s = lag_s.max(behind_s(entitled, passed, &used, &now));
+                lag_s = lag_s.max(self.used()?.since(&before).behind_s(entitled));
             }
         }
-        let now = self.used_s()?;
+        if let Some(wakes) = &wakes {
+            waits.extend(wakes.take()?);
+            waits.extend(wakes.pending()?);
+        }
+        let passed = self.used()?.since(&before);
         let ops = self.operations()?.saturating_sub(operations);
-        let window_s = began.elapsed().as_secs_f64();
         let yields = Yields::read()?.since(yields);
         let found = waits.iter().map(|us| f64::from(*us)).collect::<Samples>();
         Ok(Seen {
-            window_s,
+            window_s: passed.window_s,
             ops,
-            used_s: now.iter().zip(&used).map(|(now, before)| now - before).collect(),
+            used_s: passed.by_group_s,
             lag_max_ms: entitled.map(|_| lag_s * 1e3),
             wakes: found.count(),
             wake_p99_us: found.percentile(99),
+            wake_max_us: found.percentile(100),
             yields_tried: yields.tried,
             yields: yields.granted,
         })
+    }
+}
+
+/// CPU time of groups up to a moment.
+struct Used {
+    at: Instant,
+    by_group_s: Vec<f64>,
+}
+
+impl Used {
+    fn since(&self, before: &Self) -> Passed {
+        let both = self.by_group_s.iter().zip(&before.by_group_s);
+        let by_group_s = both.map(|(now, before)| now - before).collect();
+        Passed { window_s: (self.at - before.at).as_secs_f64(), by_group_s }
+    }
+}
+
+/// What groups had of CPUs in so many seconds.
+struct Passed {
+    window_s: f64,
+    by_group_s: Vec<f64>,
+}
+
+impl Passed {
+    /// By how much the group that is most behind what it is entitled to is behind it.
+    fn behind_s(&self, entitled: &[f64]) -> f64 {
+        let behind = |(cpus, used): (&f64, &f64)| cpus * self.window_s - used;
+        entitled.iter().zip(&self.by_group_s).map(behind).fold(0.0, f64::max)
     }
 }
 
@@ -181,12 +215,6 @@ pub fn entitled_to(load: Load) -> Option<Vec<f64>> {
     Some(entitled(cpus, &load.groups().iter().map(of).collect::<Vec<_>>()))
 }
 
-/// By how much the group that is most behind what it is entitled to is behind it after so many seconds.
-fn behind_s(entitled: &[f64], passed_s: f64, before: &[f64], now: &[f64]) -> f64 {
-    let used = now.iter().zip(before).map(|(now, before)| now - before);
-    entitled.iter().zip(used).map(|(cpus, used)| cpus * passed_s - used).fold(0.0, f64::max)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -206,7 +234,8 @@ mod tests {
 
     #[test]
     fn lag_is_that_of_the_group_that_is_most_behind() {
-        assert_eq!(behind_s(&[1.0, 2.0], 10.0, &[5.0, 5.0], &[15.5, 24.0]), 1.0);
-        assert_eq!(behind_s(&[1.0], 10.0, &[0.0], &[11.0]), 0.0);
+        let of = |by_group_s: &[f64]| Passed { window_s: 10.0, by_group_s: by_group_s.to_vec() };
+        assert_eq!(of(&[10.5, 19.0]).behind_s(&[1.0, 2.0]), 1.0);
+        assert_eq!(of(&[11.0]).behind_s(&[1.0]), 0.0);
     }
 }

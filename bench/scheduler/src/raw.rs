@@ -56,6 +56,9 @@ pub struct Seen {
     /// See there.
     #[serde(default)]
     pub wake_p99_us: Option<f64>,
+    /// The longest, also of those that were not over when the window ended, us.
+    #[serde(default)]
+    pub wake_max_us: Option<f64>,
     /// Directed yields that were asked for, and granted.
     pub yields_tried: u64,
     /// See there.

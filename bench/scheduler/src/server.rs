@@ -2,7 +2,7 @@
 
 use crate::{
     build,
-    committed::{FILES, Load, RUNS, Scheduler},
+    committed::{COMPILERS, FILES, Load, RUNS, Scheduler},
     load::Running,
     raw::{Cell, Line, Outcome, Seen},
     schedulers,
@@ -109,6 +109,10 @@ fn shown(cell: &Cell) -> String {
 
 fn cell(load: Load, run: usize, order: &[Scheduler], not_built: &[String], size: Size) -> Result<Cell> {
     let running = Running::start(load)?;
+    if load == Load::Build {
+        // What a compiler reads for the first time costs the first scheduler more.
+        build::watch(COMPILERS)?;
+    }
     let outcome = |scheduler: &Scheduler| {
         let program = scheduler.program().map(|program| program + ":");
         let is_it = |reason: &&String| program.as_ref().is_some_and(|program| reason.starts_with(program));

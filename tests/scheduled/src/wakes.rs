@@ -5,6 +5,7 @@
 use anyhow::{Context, Result, ensure};
 use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, RingBuffer, RingBufferBuilder};
 use std::{cell::RefCell, rc::Rc};
+use vnuma_observe::location::monotonic_ns;
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/wakes.bpf.o"));
 
@@ -13,6 +14,7 @@ pub struct Wakes {
     ring: RingBuffer<'static>,
     found: Rc<RefCell<Vec<u32>>>,
     lost: MapHandle,
+    watched: MapHandle,
     _links: Vec<Link>,
 }
 
@@ -40,7 +42,18 @@ impl Wakes {
         let ring = builder.build()?;
         let attach = object.progs_mut().map(|program| program.attach());
         let links = attach.collect::<Result<_, _>>().context("attaching the BPF program of wake-ups")?;
-        Ok(Self { ring, found, lost: map(&object, "lost")?, _links: links })
+        Ok(Self { ring, found, lost: map(&object, "lost")?, watched, _links: links })
+    }
+
+    /// What those have waited up to now that were woken and have no CPU yet, microseconds. [`Self::take`] has no wait that is not over.
+    pub fn pending(&self) -> Result<Vec<u32>> {
+        let mut found = Vec::new();
+        for key in self.watched.keys() {
+            let since = self.watched.lookup(&key, MapFlags::ANY)?.and_then(|since| since.try_into().ok());
+            let since = since.map(u64::from_ne_bytes).filter(|since| *since > 0);
+            found.extend(since.map(|since| microseconds(monotonic_ns().saturating_sub(since))));
+        }
+        Ok(found)
     }
 
     /// What they waited since the last call, each time that one was woken, microseconds.
@@ -101,6 +114,7 @@ mod tests {
         assert!((15..=21).contains(&found.len()), "{found:?}");
         assert!(found.iter().all(|&us| us > 0 && us < 60_000_000), "{found:?}");
         assert_eq!(wakes.take().expect("taken"), Vec::<u32>::new(), "they were taken");
+        assert_eq!(wakes.pending().expect("looked up"), Vec::<u32>::new(), "it sleeps");
     }
 
     #[test]

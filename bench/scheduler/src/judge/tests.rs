@@ -84,6 +84,8 @@ fn shares_are_those_of_all_runs_and_may_be_as_wrong_as_under_eevdf() {
     let full = rows.iter().find(|row| row.scheduler == "full").expect("full mode");
     assert!(full.share_error.is_some_and(|error| error < 1e-9), "{full:?}");
     assert_eq!(full.lag_max_ms, Some(13.0));
+    // 16 of 16 CPU seconds in the mean of both runs.
+    assert!(full.used_share.is_some_and(|share| (share - 1.0).abs() < 1e-9), "{full:?}");
     assert_eq!(said(&rows, "quotas, full: the largest error"), Verdict::Met);
     let verdict_of =
         |own, again, full| said(&rows_of(&runs(own, again, [full; 2]), &[]), "quotas, full: the");
@@ -95,11 +97,13 @@ fn shares_are_those_of_all_runs_and_may_be_as_wrong_as_under_eevdf() {
 
 #[test]
 fn wake_ups_and_events_are_judged_by_intervals() {
-    let p99 = |us: f64| Seen { wake_p99_us: Some(us), wakes: 500, ..seen(10) };
+    let p99 = |us: f64| Seen { wake_p99_us: Some(us), wake_max_us: Some(5.0 * us), wakes: 500, ..seen(10) };
+    let longest = |rows: Vec<Row>| rows.into_iter().find(|row| row.scheduler == "full")?.wake_max_ms;
     let cells = |full: f64| -> Vec<Cell> {
         (1..=RUNS).map(|run| cell(Load::Wakes, run, [p99(100.0), p99(103.0), p99(full)])).collect()
     };
     assert_eq!(said(&rows_of(&cells(109.0), &[]), "wakes, full: 99th"), Verdict::Met);
+    assert_eq!(longest(rows_of(&cells(600.0), &[])), Some(3.0));
     assert_eq!(said(&rows_of(&cells(150.0), &[]), "wakes, full: 99th"), Verdict::Missed);
     let cost = |possible, ns: f64| Cost {
         scheduler: Scheduler::Full,
