@@ -15,13 +15,15 @@
 #   ROUNDS  random publications (200), SEED (1), LOAD seconds (0: idle)
 #   PORT    id of another free root port (vnuma1)
 #   STAGES  which of checker, events, hostile, distances, devices, hotplug, reload, readers, safe, moves (all), sched_ext, caches,
-#           churn, fifo
+#           churn, fifo, faults
 #   HOSTILE which malformed publications, a regular expression for their names (all)
 #   MODULE  vnuma.ko in the guest, to be unloaded and loaded again (empty: left out)
 #   READERS  vnuma-readers.ko in the guest (/root/vnuma-readers.ko)
 #   READ_S   seconds that it runs for (10)
 #   AFFINITY  vnuma-affinity in the guest (/root/vnuma-affinity)
 #   FIFO     vnuma-fifo in the guest (/root/vnuma-fifo)
+#   FAULTS   vnuma-faults in the guest (/root/vnuma-faults)
+#   MODE     how MODULE is loaded again by stage faults (fast)
 #   KNOWN    what the kernel may say without being wrong, a regular expression (nothing)
 #   MESSAGES  that each task of stage churn sends before the stage can end (200)
 #   STRICT   option of vnuma-check: what cannot be compared is wrong (--strict)
@@ -48,6 +50,8 @@ SCHED_EXT=${SCHED_EXT:-/root/lab-sched-ext}
 HOSTILE=${HOSTILE:-.*}
 MODULE=${MODULE:-}
 FIFO=${FIFO:-/root/vnuma-fifo}
+FAULTS=${FAULTS:-/root/vnuma-faults}
+MODE=${MODE:-fast}
 MESSAGES=${MESSAGES:-200}
 STRICT=${STRICT---strict}
 AFFINITY=${AFFINITY:-/root/vnuma-affinity}
@@ -746,6 +750,7 @@ kernel_log() {
 }
 
 . "$(dirname "$0")/driver-load.sh"
+. "$(dirname "$0")/driver-faults.sh"
 
 coproc FAKE { "$HOST" --qmp "$QMP" --bus "$BUS" --listen "$directory/channel"; }
 read -r -t 60 answer <&"${FAKE[0]}" || answer=
@@ -767,7 +772,7 @@ for stage in $STAGES; do
 	echo "stage $stage, $SECONDS s after the start"
 	case $stage in
 	checker | events | hostile | distances | devices | hotplug | readers | sched_ext | caches | churn | fifo) $stage ;;
-	reload | safe) [[ -z $MODULE ]] || $stage ;;
+	reload | safe | faults) [[ -z $MODULE ]] || $stage ;;
 	moves)
 		: >"$latencies"
 		((LOAD == 0)) || guest "$CHECK" --load "$LOAD"

@@ -3,7 +3,7 @@
 
 mod debug;
 
-use crate::driver::debug::Run;
+use crate::driver::debug::{Known, Run};
 use crate::{Job, run, soak_rounds, soak_seconds, soak_seed, third};
 use std::path::Path;
 use vnuma_lab_runner::kernels::AddedKernel;
@@ -18,6 +18,16 @@ const HOSTILE: &str = "slots that overlap|torn generation|unknown required secti
 const ROUNDS: &str = "500";
 const LOAD_SECONDS: &str = "1800";
 const READ_SECONDS: &str = "600";
+/// What a kernel says when its own allocations fail: the stack of one for the module itself, and that a file of an interrupt in /proc/irq
+/// is gone. The kernel does not look whether it could make these (`register_irq_proc()`), and warns when it removes one that it could not
+/// make (`unregister_irq_proc()`).
+const FAULTS_KNOWN: [Known<'_>; 2] = [
+    Known { lines: [": vmalloc error: size ", "</TASK>"], has: &[" warn_alloc+"] },
+    Known {
+        lines: ["[ cut here ]", "[ end trace "],
+        has: &["name '", " remove_proc_entry+", " unregister_irq_proc+"],
+    },
+];
 /// Of a debug kernel. Those without sched_ext say so.
 const DEBUG_STAGES: &str = "readers sched_ext devices hotplug reload safe moves churn";
 
@@ -119,6 +129,19 @@ fn a_debug_kernel_finds_nothing(kernel: &str, mode: &str, nodes: &str, append: &
     debug::run(&Run { kernel, mode, nodes, append, stages: DEBUG_STAGES, moves, ..Run::default() });
 }
 
+/// Each allocation fails once, of an update, a load and an unload.
+fn allocations_fail(kernel: &str, mode: &str) {
+    debug::run(&Run {
+        kernel,
+        mode,
+        nodes: "2",
+        stages: "faults",
+        moves: "yes",
+        known: &FAULTS_KNOWN,
+        ..Run::default()
+    });
+}
+
 /// Readers of `/dev/vnuma` that let no other task have their CPU, in kernels that preempt whatever they can.
 fn a_reader_keeps_its_cpu(kernel: &str, mode: &str) {
     let seconds = soak_seconds().unwrap_or_else(|| READ_SECONDS.to_owned());
@@ -184,6 +207,9 @@ rows! {
     debug_7_3: a_debug_kernel_finds_nothing "7.3" "fast" "2" "" "yes";
     debug_7_3_preempt_full: a_debug_kernel_finds_nothing "7.3" "fast" "4" "preempt=full" "yes";
     debug_7_3_still: a_debug_kernel_finds_nothing "7.3" "fast" "2" "" "";
+    faults_6_12: allocations_fail "6.12" "fast";
+    faults_7_3: allocations_fail "7.3" "fast";
+    faults_safe_6_12: allocations_fail "6.12" "safe";
     fast_6_12_rt: another_kernel_runs "6.12-rt" "fast" "readers events distances hotplug reload moves safe";
     safe_6_12_rt: another_kernel_runs "6.12-rt" "safe" "readers";
     fifo_6_1: a_reader_keeps_its_cpu "6.1" "fast";
@@ -230,6 +256,7 @@ fn job_with(driver: &Path, tools: &Path, arguments: &[&str], env: &[(&str, &str)
         (tools.join("vnuma-fake-host"), "vnuma-fake-host"),
         (sources.join("driver-test.sh"), "driver-test.sh"),
         (sources.join("driver-load.sh"), "driver-load.sh"),
+        (sources.join("driver-faults.sh"), "driver-faults.sh"),
         (sources.join("on-lab.sh"), "on-lab.sh"),
     ];
     Job {
