@@ -10,7 +10,8 @@
 # STAGES, HOSTILE, NODES, SEED and READ_S of the environment are driver-test.sh's. MODE is
 # how the module is loaded (auto), APPEND words for the guest's kernel, CORES those of a
 # socket, which share a cache (1), PLACE the node of each vCPU (VCPU:NODE,...), PLUGGABLE what
-# can be plugged into each node. A warning ends the guest.
+# can be plugged into each node. A warning ends the guest. Exit status 75: the emulated processor
+# has ended it.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 vm=driver-test
@@ -21,7 +22,16 @@ vcpus="--vcpus 4"
 lab-vm start $vm --kernel "${3:-6.12}" --nodes "${NODES:-2}" --cores "${CORES:-1}" --memory 512M \
 	--append "panic_on_warn=1 ${APPEND:-}" $vcpus ${PLUGGABLE:+--pluggable "$PLUGGABLE"}
 # What a kernel has said that is gone is on its console.
-trap 'status=$?; [ $status = 0 ] || tail -n 60 /run/lab-vm/$vm/console.log; lab-vm stop $vm' EXIT
+leave() {
+	status=$?
+	if [ $status != 0 ]; then
+		tail -n 60 /run/lab-vm/$vm/console.log
+		! lab-vm fault $vm || status=75
+	fi
+	lab-vm stop $vm
+	exit $status
+}
+trap leave EXIT
 # dash runs no EXIT trap when a signal ends it.
 trap 'exit 129' HUP
 trap 'exit 130' INT

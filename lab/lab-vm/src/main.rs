@@ -95,6 +95,11 @@ enum Command {
         /// Its name
         name: String,
     },
+    /// Say by exit status 0 or 1 whether a fault of the emulated processor has ended the VM
+    Fault {
+        /// Its name
+        name: String,
+    },
 }
 
 fn main() -> ExitCode {
@@ -121,6 +126,10 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Server(command) => server::run(&command)?,
         Command::List => vm::list()?,
         Command::Log { name } => vm::log(&name)?,
+        Command::Fault { name } => {
+            state::existing(&name)?;
+            return Ok(ExitCode::from(u8::from(!state::emulator_ended(&name))));
+        }
     }
     Ok(ExitCode::SUCCESS)
 }

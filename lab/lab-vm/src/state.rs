@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use vnuma_lab_agent::client::ClientError;
+use vnuma_lab_agent::emulator::ended_guest;
 use vnuma_lab_qmp::Qmp;
 
 use crate::place::vms;
@@ -134,6 +135,14 @@ pub fn alive(name: &str) -> bool {
     let socket = directory(name).join("ctl.sock");
     let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     String::from_utf8_lossy(&command).contains(&socket.display().to_string())
+}
+
+/// Whether what the VM's console shows, and what its QEMU said, is a fault of the emulated processor.
+pub fn emulator_ended(name: &str) -> bool {
+    ["console.log", "qemu.log"].iter().any(|file| {
+        let said = fs::read(directory(name).join(file)).unwrap_or_default();
+        ended_guest(&String::from_utf8_lossy(&said))
+    })
 }
 
 /// The end of a VM's console, and of what its QEMU said.
