@@ -5,6 +5,7 @@ use std::fs;
 use std::io::{self, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -36,18 +37,21 @@ impl Lab {
     }
 
     /// From now on other processes can run programs in this machine: `lab-exec SOCKET PROGRAM`, each no longer than `limit`.
-    pub fn serve(self: &Arc<Self>, socket: &Path, limit: Duration) -> io::Result<()> {
+    /// What is returned becomes true when one of them finds that only the emulator can have ended the machine.
+    pub fn serve(self: &Arc<Self>, socket: &Path, limit: Duration) -> io::Result<Arc<AtomicBool>> {
         let (lab, listener) = (self.clone(), UnixListener::bind(socket)?);
+        let ended = Arc::new(AtomicBool::new(false));
+        let told = ended.clone();
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
-                let lab = lab.clone();
+                let (lab, told) = (lab.clone(), told.clone());
                 std::thread::spawn(move || {
                     // The other process says what it lacks.
-                    let _ = answer(&lab, &stream, limit);
+                    let _ = answer(&lab, &stream, limit, &told);
                 });
             }
         });
-        Ok(())
+        Ok(ended)
     }
 }
 
@@ -89,7 +93,7 @@ fn send(stream: &Mutex<UnixStream>, frame: &Frame) -> Result<(), ProtocolError> 
 }
 
 /// Answers one request of a process, as the agent itself would.
-fn answer(lab: &Lab, stream: &UnixStream, limit: Duration) -> Result<(), ProtocolError> {
+fn answer(lab: &Lab, stream: &UnixStream, limit: Duration, ended: &AtomicBool) -> Result<(), ProtocolError> {
     let (mut reader, writer) = (BufReader::new(stream.try_clone()?), Mutex::new(stream.try_clone()?));
     send(&writer, &Frame::Hello(VERSION))?;
     let Some(Frame::Request(Request::Exec(exec))) = Frame::read(&mut reader)? else { return Ok(()) };
@@ -97,7 +101,10 @@ fn answer(lab: &Lab, stream: &UnixStream, limit: Duration) -> Result<(), Protoco
     let mut stderr = Output { stream: &writer, frame: Frame::Stderr };
     let end = match lab.exec(&exec, Input::Null, &mut stdout, &mut stderr, limit) {
         Ok(status) => Frame::Exit(status),
-        Err(error) => Frame::Error(error.to_string()),
+        Err(error) => {
+            ended.fetch_or(error.emulator_fault(), SeqCst);
+            Frame::Error(error.to_string())
+        }
     };
     send(&writer, &end)?;
     // What the other process still sends is not needed, but must not fail.

@@ -1,9 +1,10 @@
 //! The driver in a kernel that checks itself, in a guest that this machine emulates: what drives it runs here.
 
-use crate::{SOAK_TIMEOUT, soak_seconds};
+use crate::{MOST_RUNS, RUN_AGAIN, SOAK_TIMEOUT, soak_seconds};
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 use vnuma_lab_runner::kernels::DebugKernel;
 use vnuma_lab_runner::{Exec, Guest, Input, Lab, build_binaries, driver};
@@ -66,13 +67,24 @@ impl Known<'_> {
     }
 }
 
-/// Runs the stages. The kernel must find nothing but what is known.
+/// Runs the stages. The kernel must find nothing but what is known. Where the emulated processor has ended the guest it is done again.
 pub fn run(run: &Run<'_>) {
+    for runs in 1..=MOST_RUNS {
+        let Err(problem) = attempt(run, runs == MOST_RUNS) else { return };
+        RUN_AGAIN.fetch_add(1, SeqCst);
+        println!(
+            "{problem}: the emulated processor has ended the guest; it is run again ({runs} of {MOST_RUNS} runs were made)"
+        );
+    }
+}
+
+/// Fails if the emulated processor has ended the guest, and nothing else can; in the `last` attempt as with any other problem.
+fn attempt(run: &Run<'_>, last: bool) -> Result<(), String> {
     let Run { kernel, mode, nodes, stages, moves, known, .. } = *run;
     let lab = Arc::new(boot(run));
     let directory = tempfile::tempdir().expect("a folder");
     let socket = directory.path().join("guest.sock");
-    lab.serve(&socket, SOAK_TIMEOUT).expect("programs can be run in the guest");
+    let ended = lab.serve(&socket, SOAK_TIMEOUT).expect("programs can be run in the guest");
     let program = build_binaries(&[("vnuma-lab-agent", "lab-exec")]).expect("the program builds");
     let tools = driver::built_for_debug(&DebugKernel::ensure(kernel).expect("the kernel is there"));
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../guest/driver/test/driver-test.sh");
@@ -96,8 +108,12 @@ pub fn run(run: &Run<'_>) {
     if !status.success() || !found.is_empty() {
         println!("the console of the guest:\n{console}");
     }
+    if !status.success() && !last && ended.load(SeqCst) {
+        return Err(status.to_string());
+    }
     assert!(status.success(), "{status}");
     assert!(found.is_empty(), "the kernel has found something: {found:#?}");
+    Ok(())
 }
 
 /// The guest, with the driver.
