@@ -70,6 +70,9 @@ pub struct Arguments {
     /// Be those loops
     #[arg(long, value_name = "LOOPS", hide = true)]
     crowd: Option<usize>,
+    /// On these CPUs
+    #[arg(long, value_name = "CPUS", hide = true, default_value = "2")]
+    on: vnuma_model::CpuSet,
 }
 
 type Part = (&'static str, fn(&Scheduler) -> Result<()>);
@@ -95,7 +98,7 @@ const PARTS: [Part; 15] = [
 
 pub fn run(arguments: &Arguments) -> Result<()> {
     if let Some(count) = arguments.crowd {
-        return crowd::be(count);
+        return crowd::be(count, &arguments.on);
     }
     if arguments.parts == ["cores"] {
         return cores::are_taken_whole();
@@ -133,6 +136,9 @@ pub fn run(arguments: &Arguments) -> Result<()> {
             entitled::wait_for_a_bounded_time(&scheduler)?;
         }
         stop(process)?;
+    }
+    if wanted("tiny") {
+        crowd::has_next_to_nothing()?;
     }
     if wanted("names") {
         names::need_not_be_there()?;

@@ -6,8 +6,6 @@
 #ifndef SCX_VNUMA_GROUPS_H
 #define SCX_VNUMA_GROUPS_H
 
-/* Share of a thread that has no other beside it. */
-#define WHOLE		BIT_ULL(20)
 /* Levels of control groups that are told from each other, from the root. */
 #define MAX_LEVELS	16
 /* How long what is known of the groups above one is used. */

@@ -237,6 +237,7 @@ extern __s32 scx_bpf_create_dsq(__u64 dsq_id, __s32 node) __ksym;
 extern __s32 scx_bpf_dsq_nr_queued(__u64 dsq_id) __ksym;
 extern void scx_bpf_kick_cpu(__s32 cpu, __u64 flags) __ksym;
 extern __u32 scx_bpf_nr_cpu_ids(void) __ksym;
+extern struct task_struct *scx_bpf_dsq_peek(__u64 dsq_id) __ksym;
 extern bool scx_bpf_test_and_clear_cpu_idle(__s32 cpu) __ksym;
 extern __s32 scx_bpf_pick_idle_cpu_node(const struct cpumask *cpus_allowed, int node,
 					__u64 flags) __ksym;

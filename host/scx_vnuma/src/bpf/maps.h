@@ -60,7 +60,7 @@ struct thread {
 	__u32 in_group;		/* its weight, as its group has it; 0: it is not runnable */
 	__u64 share;		/* of a CPU, when it got one; WHOLE is all */
 	__u64 until_ns;		/* its control group has used up its cpu.max until then */
-	__u64 lag_ns;		/* when it got a CPU as it had waited too long; 0: it has not */
+	__u64 late_ns;		/* when it got a CPU as it had waited too long; 0: it has not */
 	bool placed;		/* `place` counts */
 	bool apply;		/* it is to be taken there */
 };
@@ -89,7 +89,8 @@ struct queue {
 	__u64 vtime;		/* of the thread that is behind most; it never goes back */
 	__u64 searched_ns;	/* when the CPU looked for threads that wait too long */
 	__u32 searched;		/* the CPU whose queue it looks at first then */
-	__u64 lag_from_ns;	/* when it looks for one of its own queue again */
+	__u64 apart_ns;		/* when those that wait too long for it were set apart */
+	__u64 late_from_ns;	/* when the next one of these has a turn */
 	__u64 served_ns;	/* when a thread of ours ran last, if none does */
 	__u32 next;		/* the thread that another one gave the CPU to; 0: none */
 	__u32 next_at;		/* the CPU in whose queue that waits */

@@ -34,6 +34,7 @@
 #include "kernel.h"
 #include "maps.h"
 #include "members.h"
+#include "order.h"
 #include "groups.h"
 #include "vtime.h"
 #include "steal.h"
@@ -142,7 +143,7 @@ static const struct cpumask *place_of(struct task_struct *p, struct thread *t,
 /* How long a thread runs before others of the queue of its CPU have their turn. */
 static __u64 slice_on(__s32 cpu, struct vnuma_sched_header *h)
 {
-	__s32 length = scx_bpf_dsq_nr_queued(cpu);
+	__s32 length = length_of(cpu);
 	__u64 slice = h->slice_ns, part;
 
 	if (length <= 0)
@@ -214,6 +215,11 @@ static __s32 pick_idle(const struct cpumask *mask, __s32 near)
 	return scx_bpf_pick_idle_cpu_node(mask, scx_bpf_cpu_node(near), 0);
 }
 
+static __u64 queue_to_help(__u32 cpu)
+{
+	return scx_bpf_dsq_nr_queued(LATE | cpu) > 0 ? LATE | cpu : cpu;
+}
+
 /*
  * Wakes an idle CPU for each queue in which a thread waits for a CPU that others have, and
  * has threads queued anew that their CPU had already when another class took it.
@@ -229,10 +235,11 @@ static void look_around(__u64 now)
 	bpf_for(cpu, 0, nr_cpus) {
 		if (release && scx_bpf_dsq_nr_queued(SCX_DSQ_LOCAL_ON | cpu) > 0)
 			scx_bpf_dsq_reenq(SCX_DSQ_LOCAL_ON | cpu);
-		if (scx_bpf_dsq_nr_queued(cpu) <= 0)
+		if (length_of(cpu) <= 0)
 			continue;
+		set_apart(cpu, now);
 		idle = -1;
-		bpf_for_each(scx_dsq, p, cpu, 0) {
+		bpf_for_each(scx_dsq, p, queue_to_help(cpu), 0) {
 			idle = pick_idle(p->cpus_ptr, cpu);
 			break;
 		}
@@ -314,7 +321,7 @@ static __s32 shortest_queue(const struct cpumask *mask)
 	bpf_for(cpu, 0, nr_cpus) {
 		if (!bpf_cpumask_test_cpu(cpu, mask))
 			continue;
-		length = scx_bpf_dsq_nr_queued(cpu);
+		length = length_of(cpu);
 		if (length < least) {
 			least = length;
 			best = cpu;
@@ -391,8 +398,9 @@ static __s32 queue_for(struct task_struct *p, struct thread *t, const struct cpu
 static bool goes_first(struct thread *t, __s32 cpu, __u64 slice, __u64 now)
 {
 	struct queue *queue = bpf_map_lookup_elem(&queues, &cpu);
+	__u64 first;
 
-	if (!queue || first_vtime(cpu) < t->vtime)
+	if (!queue || (first_vtime(cpu, &first) && is_before(first, t->vtime)))
 		return false;
 	return is_behind(t, queue, used(t, slice / AHEAD_PART), now);
 }
@@ -405,7 +413,7 @@ void BPF_PROG(vnuma_enqueue, struct task_struct *p, __u64 enq_flags)
 	__u64 now = bpf_ktime_get_ns();
 	const struct cpumask *place;
 	__s32 cpu, idle;
-	__u64 until;
+	__u64 until, dsq;
 
 	if (!h || !t) {
 		scx_bpf_dsq_insert(p, SCX_DSQ_GLOBAL, 0, enq_flags);
@@ -433,7 +441,10 @@ void BPF_PROG(vnuma_enqueue, struct task_struct *p, __u64 enq_flags)
 		scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);
 		return;
 	}
-	scx_bpf_dsq_insert_vtime(p, cpu, h->slice_ns, t->vtime, enq_flags);
+	t->late_ns = 0;
+	dsq = queue_of(t, cpu, now);
+	scx_bpf_dsq_insert_vtime(p, dsq, h->slice_ns, dsq & LATE ? t->queued_ns : t->vtime,
+				 enq_flags);
 	if (cpu != scx_bpf_task_cpu(p) || scx_bpf_test_and_clear_cpu_idle(cpu)) {
 		scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);
 		return;
@@ -457,15 +468,15 @@ static bool runs_on(struct task_struct *prev, __s32 cpu, __u64 now)
 {
 	struct thread *t = bpf_task_storage_get(&threads, prev, NULL, 0);
 	struct queue *queue = bpf_map_lookup_elem(&queues, &cpu);
-	__u64 vtime, first = first_vtime(cpu);
+	__u64 vtime, first;
 	bool behind;
 
 	if (!t || !queue || t->until_ns)
 		return false;
 	vtime = t->vtime + used(t, now - t->running_ns);
-	behind = first != ~0ULL && vtime < first;
+	behind = first_vtime(cpu, &first) && is_before(vtime, first);
 	/* As when it begins to run. */
-	if (behind && queue->vtime < vtime)
+	if (behind && is_before(queue->vtime, vtime))
 		queue->vtime = vtime;
 	return behind;
 }
@@ -482,7 +493,7 @@ static bool is_alone(struct task_struct *prev, __s32 cpu, struct vnuma_sched_hea
 	const struct cpumask *place;
 	__u64 vtime;
 
-	if (!t || !queue || t->until_ns || scx_bpf_dsq_nr_queued(cpu) > 0)
+	if (!t || !queue || t->until_ns || length_of(cpu) > 0)
 		return false;
 	if (!bpf_cpumask_test_cpu(cpu, prev->cpus_ptr))
 		return false;
@@ -491,10 +502,10 @@ static bool is_alone(struct task_struct *prev, __s32 cpu, struct vnuma_sched_hea
 		return false;
 	t->apply = false;
 	/* Nobody waits for the end of a short slice. */
-	t->lag_ns = 0;
+	t->late_ns = 0;
 	queue->ends_ns = 0;
 	vtime = t->vtime + used(t, now - t->running_ns);
-	if (queue->vtime < vtime)
+	if (is_before(queue->vtime, vtime))
 		queue->vtime = vtime;
 	return true;
 }
@@ -506,7 +517,7 @@ void BPF_PROG(vnuma_dispatch, __s32 cpu, struct task_struct *prev)
 	__u64 now = bpf_ktime_get_ns();
 	bool ready;
 
-	if (!h || serve_yield(cpu) || serve_lagging(cpu, now))
+	if (!h || serve_yield(cpu) || serve_late(cpu, now))
 		return;
 	rescue(cpu, h, now);
 	ready = prev && (prev->scx.flags & SCX_TASK_QUEUED);
@@ -517,7 +528,7 @@ void BPF_PROG(vnuma_dispatch, __s32 cpu, struct task_struct *prev)
 	if (ready && is_alone(prev, cpu, h, now) && scx_bpf_task_set_slice(prev, h->slice_ns))
 		return;
 	/* With a thread that is ready the CPU is not idle: enqueue() gets it as the last one. */
-	if (scx_bpf_dsq_move_to_local(cpu) || ready)
+	if (run_first(cpu) || ready)
 		return;
 	steal(cpu, h, now);
 }
@@ -546,12 +557,12 @@ void BPF_PROG(vnuma_running, struct task_struct *p)
 	t->running_ns = bpf_ktime_get_ns();
 	t->queued_ns = 0;
 	t->since_ns = 0;
-	t->share = share_of(p, t, t->running_ns);
+	set_share(t, queue, share_of(p, t, t->running_ns));
 	note_running(queue, t);
 	slice = slice_on(cpu, h);
-	if (t->lag_ns) {
-		t->lag_ns = t->running_ns;
-		slice = LAG_SLICE_NS;
+	if (t->late_ns) {
+		t->late_ns = t->running_ns;
+		slice = LATE_SLICE_NS;
 	}
 	queue->ends_ns = 0;
 	if (slice < h->slice_ns && scx_bpf_task_set_slice(p, slice)) {
@@ -576,7 +587,7 @@ void BPF_PROG(vnuma_tick, struct task_struct *p)
 		return;
 	charge(p, t, now);
 	/* Others may have come or gone since it got the CPU. */
-	t->share = share_of(p, t, now);
+	set_share(t, queue, share_of(p, t, now));
 	note_running(queue, t);
 	/* Its control group has used up its cpu.max: enqueue() has it wait. */
 	if (t->until_ns)
@@ -627,8 +638,8 @@ void BPF_PROG(vnuma_stopping, struct task_struct *p, bool runnable)
 	}
 	if (t)
 		charge(p, t, now);
-	if (t && queue && t->lag_ns)
-		end_lag(queue, t, now);
+	if (t && queue && t->late_ns)
+		end_late(queue, t, cpu, now);
 }
 
 SEC("struct_ops/vnuma_set_cpumask")
@@ -706,8 +717,9 @@ void BPF_PROG(vnuma_cgroup_set_bandwidth, struct cgroup *cgrp, __u64 period_us, 
 SEC("struct_ops.s/vnuma_init")
 __s32 BPF_PROG(vnuma_init)
 {
-	__u32 first = 0;
+	__u32 first = 0, key;
 	struct alarm *alarm = bpf_map_lookup_elem(&alarms, &first);
+	struct queue *queue;
 	__s32 cpu, error;
 
 	if (!alarm)
@@ -725,7 +737,13 @@ __s32 BPF_PROG(vnuma_init)
 	if (nr_cpus > MAX_CPUS)
 		return -E2BIG;
 	bpf_for(cpu, 0, nr_cpus) {
+		key = cpu;
+		queue = bpf_map_lookup_elem(&queues, &key);
+		if (queue)
+			queue->vtime = -BEFORE_WRAP_NS;
 		error = scx_bpf_create_dsq(cpu, -1);
+		if (!error)
+			error = scx_bpf_create_dsq(LATE | key, -1);
 		if (error)
 			return error;
 	}

@@ -7,9 +7,8 @@
  * thread that has waited too long is stolen before all others.
  *
  * A thread whose CPU another class has is rescued by CPUs that are not idle, too: it goes to their
- * queues, where it waits as its share says. One that waits for a second in a queue that is served
- * has a very small share. It gets the CPU for a moment, so that none waits for ever. All such turns
- * have a 200th of the CPU's time.
+ * queues, where it waits as its share says. One that waits too long in a queue that is served has
+ * turns of its own (late.h).
  *
  * Any user can have any number of threads wait, so a bounded number is looked at: the first
  * ones of a queue, which have had least of their share.
@@ -26,18 +25,7 @@
 /* Threads that are looked at in a queue, in all for one theft, and for one rescue. */
 #define LOOKED_AT	64
 #define LOOKED_AT_IN_ALL 1024
-#define LOOKED_AT_TO_RESCUE LONG_QUEUE
-
-/*
- * How long a thread waits in a queue that is served, for how long it runs then, and which part of
- * the CPU's time all such turns have.
- */
-#define LAG_NS		1000000000ULL
-#define LAG_SLICE_NS	250000ULL
-#define LAG_PART	200
-#define LAG_PAUSE_NS	(LAG_PART * LAG_SLICE_NS)
-/* What a turn is charged with at most: on a machine that stands still it may be any time. */
-#define LAG_MOST_NS	(40 * LAG_SLICE_NS)
+#define LOOKED_AT_TO_RESCUE 512
 
 /*
  * 0, which the kernel's verifier does not know: it would go through a loop with a counter
@@ -89,12 +77,14 @@ static __u64 waits(struct thread *t, __u64 now)
 	return queued_ns && now > queued_ns ? now - queued_ns : 0;
 }
 
+#include "late.h"
+
 /*
  * The thread of a queue that a CPU may run and is to steal; 0 if there is none. Lower ranks
  * come first: those that have waited too long, the longest one first, then by pressure or as
  * they are queued. Each thread that is looked at is one of those that are left.
  */
-static __u32 choose(__s32 victim, __s32 cpu, struct vnuma_sched_header *h, struct search *s)
+static __u32 choose(__u64 victim, __s32 cpu, struct vnuma_sched_header *h, struct search *s)
 {
 	__u32 looks = zero;
 	struct task_struct *p;
@@ -128,7 +118,7 @@ static __u32 choose(__s32 victim, __s32 cpu, struct vnuma_sched_header *h, struc
 	return best;
 }
 
-static bool steal_from(__s32 victim, __s32 cpu, struct vnuma_sched_header *h, struct search *s)
+static bool take_from(__u64 victim, __s32 cpu, struct vnuma_sched_header *h, struct search *s)
 {
 	__u32 tid = choose(victim, cpu, h, s), looks = zero;
 	struct task_struct *p;
@@ -152,6 +142,14 @@ static bool steal_from(__s32 victim, __s32 cpu, struct vnuma_sched_header *h, st
 	return moved;
 }
 
+/* Those that wait too long for a CPU come before those that wait for it. */
+static bool steal_from(__u32 victim, __s32 cpu, struct vnuma_sched_header *h, struct search *s)
+{
+	if (scx_bpf_dsq_nr_queued(LATE | victim) > 0 && take_from(LATE | victim, cpu, h, s))
+		return true;
+	return take_from(victim, cpu, h, s);
+}
+
 /* Steals from the longest queues of a node. */
 static bool steal_on(struct vnuma_sched_topology *host, __u32 node, __s32 cpu,
 		     struct vnuma_sched_header *h, struct search *s)
@@ -169,7 +167,7 @@ static bool steal_on(struct vnuma_sched_topology *host, __u32 node, __s32 cpu,
 			if (i >= MAX_CPUS)
 				break;
 			victim = host->cpus[i];
-			length = scx_bpf_dsq_nr_queued(victim);
+			length = length_of(victim);
 			if (victim == cpu || length <= 0)
 				continue;
 			/* Of two that are as long the lower number comes first. */
@@ -196,7 +194,7 @@ static bool is_stalled(__u32 cpu, struct vnuma_sched_header *h, __u64 now)
 }
 
 /* Moves a thread that waits for another CPU to the queue of this one. */
-static void bring(__u32 tid, __s32 victim, __s32 cpu, struct vnuma_sched_header *h)
+static void bring(__u32 tid, __u64 victim, __s32 cpu, struct vnuma_sched_header *h)
 {
 	__u32 looks = zero;
 	struct task_struct *p;
@@ -227,8 +225,8 @@ static void rescue(__s32 cpu, struct vnuma_sched_header *h, __u64 now)
 {
 	struct search s = { .now = now, .left = LOOKED_AT_TO_RESCUE + zero };
 	__u32 key = cpu, first, i, tid, found = 0;
-	__u64 least = BIT_ULL(63);
-	__s32 victim, best = -1;
+	__u64 least = BIT_ULL(63), best = 0, from;
+	__s32 victim;
 	struct queue *own = bpf_map_lookup_elem(&queues, &key);
 
 	/* The search passes over all queues, so it is not made each time. */
@@ -240,82 +238,23 @@ static void rescue(__s32 cpu, struct vnuma_sched_header *h, __u64 now)
 		first = 0;
 	bpf_for(i, 0, nr_cpus) {
 		victim = first + i < nr_cpus ? first + i : first + i - nr_cpus;
-		if (victim == cpu || scx_bpf_dsq_nr_queued(victim) <= 0 ||
-		    !is_stalled(victim, h, now))
+		if (victim == cpu || length_of(victim) <= 0 || !is_stalled(victim, h, now))
 			continue;
 		own->searched = victim;
 		if (!s.left)
 			break;
-		tid = choose(victim, cpu, h, &s);
+		from = (__u32)victim;
+		if (scx_bpf_dsq_nr_queued(LATE | from) > 0)
+			from |= LATE;
+		tid = choose(from, cpu, h, &s);
 		if (tid && s.rank < least) {
 			least = s.rank;
-			best = victim;
+			best = from;
 			found = tid;
 		}
 	}
-	if (best >= 0)
+	if (found)
 		bring(found, best, cpu, h);
-}
-
-/* The thread that has waited longest in the queue of a CPU, if that is too long; 0 if none has. */
-static __u32 find_lagging(__s32 cpu, __u64 now)
-{
-	__u32 looks = zero, tid = 0;
-	__u64 longest = LAG_NS, waited;
-	struct task_struct *p;
-	struct thread *t;
-
-	/* Those with the least share are at the end. */
-	bpf_for_each(scx_dsq, p, cpu, SCX_DSQ_ITER_REV) {
-		if (looks++ >= LOOKED_AT_TO_RESCUE)
-			break;
-		t = bpf_task_storage_get(&threads, p, NULL, 0);
-		waited = t ? waits(t, now) : 0;
-		if (waited >= longest) {
-			longest = waited;
-			tid = p->pid;
-		}
-	}
-	return tid;
-}
-
-/* Runs the thread that has waited for the CPU longest for a moment, if that is too long. */
-static bool serve_lagging(__s32 cpu, __u64 now)
-{
-	__u32 key = cpu, tid, looks = zero;
-	struct queue *own = bpf_map_lookup_elem(&queues, &key);
-	struct task_struct *p;
-	struct thread *t;
-	bool moved = false;
-
-	if (!own || now < own->lag_from_ns || scx_bpf_dsq_nr_queued(cpu) <= 0)
-		return false;
-	own->lag_from_ns = now + LAG_PAUSE_NS;
-	tid = find_lagging(cpu, now);
-	if (!tid)
-		return false;
-	bpf_for_each(scx_dsq, p, cpu, SCX_DSQ_ITER_REV) {
-		if (looks++ >= 2 * LOOKED_AT_TO_RESCUE)
-			break;
-		if (p->pid != tid)
-			continue;
-		t = bpf_task_storage_get(&threads, p, NULL, 0);
-		if (!t || !may_take(p, cpu))
-			break;
-		moved = scx_bpf_dsq_move(&___it, p, SCX_DSQ_LOCAL, 0);
-		t->lag_ns = moved ? now : 0;
-		break;
-	}
-	return moved;
-}
-
-/* The turn of such a thread is over. It may have been longer, as a timer may be late. */
-static void end_lag(struct queue *queue, struct thread *t, __u64 now)
-{
-	__u64 ran = now - t->lag_ns;
-
-	queue->lag_from_ns = now + LAG_PART * (ran < LAG_MOST_NS ? ran : LAG_MOST_NS);
-	t->lag_ns = 0;
 }
 
 static __noinline __u32 node_of(struct vnuma_sched_topology *host, __u32 cpu)
@@ -331,7 +270,7 @@ static void steal_blindly(struct vnuma_sched_topology *host, __s32 cpu,
 
 	bpf_for(i, 1, nr_cpus) {
 		victim = cpu + i < nr_cpus ? cpu + i : cpu + i - nr_cpus;
-		if (scx_bpf_dsq_nr_queued(victim) <= 0)
+		if (length_of(victim) <= 0)
 			continue;
 		if (!steal_from(victim, cpu, h, s))
 			continue;
@@ -350,7 +289,7 @@ static void steal(__s32 cpu, struct vnuma_sched_header *h, __u64 now)
 	host = bpf_map_lookup_elem(&topology, &first);
 	if (!host || cpu < 0 || cpu >= MAX_CPUS)
 		return;
-	node = host->node_of[cpu];
+	node = node_of(host, cpu);
 	if (node >= host->nr_nodes || node >= MAX_NODES)
 		return;
 	if (is_blind(h)) {

@@ -6,18 +6,13 @@
 /* A thread may be behind its queue by so many slices when it comes from another one. */
 #define MAX_BEHIND	10
 
-/*
- * How far a thread may be ahead of its queue. One with a small share is far ahead after a slice,
- * and that is how it gets no more. It does not wait for all of that (serve_lagging()), unless more
- * wait than are looked at: then it is the virtual time of a wait that the kernel's watchdog bears.
- */
-#define MAX_AHEAD_NS	1000000000000ULL
-#define LONG_QUEUE	512
+/* With the number of a CPU: the queue of those that have waited too long for it (late.h). */
+#define LATE		BIT_ULL(33)
 
 /* Virtual time that a thread has used. */
 static __u64 used(struct thread *t, __u64 ns)
 {
-	return ns * WHOLE / (t->share ?: WHOLE);
+	return scaled(ns, t->share);
 }
 
 /* Virtual time of a thread in the queue of a CPU that it comes to. */
@@ -25,54 +20,65 @@ static void come_to(struct thread *t, __u32 cpu, __u64 slice)
 {
 	struct queue *to = bpf_map_lookup_elem(&queues, &cpu);
 	struct queue *from;
-	__u64 ahead = 0, turn = used(t, slice);
-	__u64 most = turn * MAX_BEHIND;
+	__u64 ahead, turn = used(t, slice), most = turn * MAX_BEHIND;
 	__u32 last = t->cpu;
 
 	if (!to)
 		return;
 	if (last != cpu) {
 		from = bpf_map_lookup_elem(&queues, &last);
-		if (from && t->vtime > from->vtime)
-			ahead = t->vtime - from->vtime;
+		ahead = from ? ahead_of(t->vtime, from->vtime) : 0;
 		t->vtime = to->vtime + (ahead < most ? ahead : most);
 		t->cpu = cpu;
 	}
 	/* Who has slept is served soon, but not for all the time that it slept. */
-	if (t->vtime + turn < to->vtime)
-		t->vtime = to->vtime - turn;
-	most = scx_bpf_dsq_nr_queued(cpu) < LONG_QUEUE ? MAX_AHEAD_NS : MAX_WAIT_NS;
-	if (t->vtime > to->vtime + most)
-		t->vtime = to->vtime + most;
+	t->vtime = within(t->vtime, to->vtime, turn < MAX_AHEAD_NS ? turn : MAX_AHEAD_NS,
+			  MAX_AHEAD_NS);
 }
 
-/* Virtual time of the first thread that waits in the queue of a CPU; the latest if none does. */
-static __u64 first_vtime(__s32 cpu)
+/* Another share of a thread that gets a CPU, or has it. */
+static void set_share(struct thread *t, struct queue *queue, __u64 share)
 {
-	struct task_struct *p;
-	__u64 vtime = ~0ULL;
-	struct thread *first;
+	__u64 vtime = queue->vtime, ahead = ahead_of(t->vtime, vtime);
 
-	bpf_for_each(scx_dsq, p, cpu, 0) {
-		first = bpf_task_storage_get(&threads, p, NULL, 0);
-		if (first)
-			vtime = first->vtime;
-		break;
-	}
-	return vtime;
+	if (ahead && t->share && share != t->share)
+		t->vtime = vtime + rescaled(ahead, t->share, share);
+	t->share = share;
+}
+
+/* The first thread of a queue; NULL: there is none. */
+static struct thread *first_in(__u64 dsq)
+{
+	struct task_struct *p = scx_bpf_dsq_peek(dsq);
+
+	return p ? bpf_task_storage_get(&threads, p, NULL, 0) : NULL;
+}
+
+/* Virtual time of the first thread that waits for a CPU. False: none does. */
+static bool first_vtime(__u32 cpu, __u64 *vtime)
+{
+	struct thread *first = first_in(cpu), *late = NULL;
+
+	if (scx_bpf_dsq_nr_queued(LATE | cpu) > 0)
+		late = first_in(LATE | cpu);
+	if (late && (!first || is_before(late->vtime, first->vtime)))
+		first = late;
+	if (first)
+		*vtime = first->vtime;
+	return first;
 }
 
 /*
  * The time of a queue is that of the thread that is behind most, be it that one runs or waits:
  * one that was stolen may be ahead of all that wait, and who wakes comes before these.
  */
-static void pass_to(struct queue *queue, __s32 cpu, __u64 vtime)
+static void pass_to(struct queue *queue, __u32 cpu, __u64 vtime)
 {
-	__u64 first = first_vtime(cpu);
+	__u64 first;
 
-	if (first < vtime)
+	if (first_vtime(cpu, &first) && is_before(first, vtime))
 		vtime = first;
-	if (queue->vtime < vtime)
+	if (is_before(queue->vtime, vtime))
 		queue->vtime = vtime;
 }
 

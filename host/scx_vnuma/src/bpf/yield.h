@@ -20,7 +20,7 @@ static bool is_behind(struct thread *t, struct queue *queue, __u64 by, __u64 now
 	if (!queue->charged_ns)
 		return false;
 	since = now > queue->charged_ns ? now - queue->charged_ns : 0;
-	return t->vtime + by < queue->runs_vtime + since * WHOLE / (queue->runs_share ?: WHOLE);
+	return is_before(t->vtime + by, queue->runs_vtime + scaled(since, queue->runs_share));
 }
 
 /* Has a CPU run a thread next, which waits in the queue of the same CPU or of another one. */
@@ -45,7 +45,7 @@ static bool yield_to(struct task_struct *from, struct task_struct *to,
 		return false;
 	there = t->cpu;
 	queue = bpf_map_lookup_elem(&queues, &there);
-	if (!queue || t->vtime > queue->vtime + used(t, h->slice_ns))
+	if (!queue || !is_near(t->vtime, queue->vtime, used(t, h->slice_ns)))
 		return false;
 	if (here != there && is_behind(t, queue, 0, now)) {
 		run_next(queue, to, t);
