@@ -25,7 +25,7 @@ use nix::{
 use std::{
     fs,
     os::fd::{AsFd, BorrowedFd},
-    path::Path,
+    path::{Path, PathBuf},
     process::Command,
     sync::{
         atomic::{AtomicBool, Ordering},
@@ -73,12 +73,15 @@ pub struct Arguments {
     /// On these CPUs
     #[arg(long, value_name = "CPUS", hide = true, default_value = "2")]
     on: vnuma_model::CpuSet,
+    /// Make folders here
+    #[arg(long, value_name = "PATH", hide = true)]
+    folders: Option<PathBuf>,
 }
 
 type Part = (&'static str, fn(&Scheduler) -> Result<()>);
 
 /// What one scheduler does before it is killed.
-const PARTS: [Part; 15] = [
+const PARTS: [Part; 16] = [
     ("alone", alone::keeps_its_cpu),
     ("places", follows_places),
     ("wakes", wakes_at_its_place),
@@ -92,6 +95,7 @@ const PARTS: [Part; 15] = [
     ("groups", honours_groups),
     ("nested", deep::counts_in_the_groups_above),
     ("raised", quotas::counts_at_once),
+    ("parks", quotas::wait_without_locks),
     ("changed", quotas::change_all_the_time),
     ("silence", forgets_places),
 ];
@@ -99,6 +103,9 @@ const PARTS: [Part; 15] = [
 pub fn run(arguments: &Arguments) -> Result<()> {
     if let Some(count) = arguments.crowd {
         return crowd::be(count, &arguments.on);
+    }
+    if let Some(folder) = &arguments.folders {
+        return quotas::be_a_maker(folder);
     }
     if arguments.parts == ["cores"] {
         return cores::are_taken_whole();

@@ -144,7 +144,8 @@ static void take_time(struct task_struct *p, struct thread *t, __u64 ns, __u64 n
 		bpf_cgroup_release(cgrp);
 	}
 	bpf_cgroup_release(own);
-	t->until_ns = latest;
+	/* Threads of the kernel, and those that end, do not return to where a thread waits. */
+	t->until_ns = p->flags & (PF_KTHREAD | PF_EXITING) ? 0 : latest;
 }
 
 /*

@@ -23,6 +23,7 @@
 enum scx_ops_flags {
 	SCX_OPS_ENQ_LAST = 2,
 	SCX_OPS_SWITCH_PARTIAL = 8,
+	SCX_OPS_ENQ_MIGRATION_DISABLED = 16,
 	SCX_OPS_BUILTIN_IDLE_PER_NODE = 64,
 };
 
@@ -100,6 +101,16 @@ struct bpf_iter_num {
 	__u64 opaque[1];
 } __attribute__((aligned(8)));
 #endif
+
+#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 18, 0)
+/* Nor this. */
+struct bpf_task_work {
+	__u64 __opaque;
+} __attribute__((aligned(8)));
+#endif
+
+struct bpf_map {
+};
 
 struct bpf_iter_scx_dsq {
 	__u64 opaque[6];
@@ -228,6 +239,11 @@ static __always_inline void scx_bpf_reenqueue_local(void)
 		scx_bpf_reenqueue_local___weak();
 }
 
+/* Others are of another type: threads wait in the kernel there. */
+extern int bpf_task_work_schedule_resume___weak(struct task_struct *task,
+						struct bpf_task_work *work, void *map__const_map,
+						int (*callback)(struct bpf_map *map, void *key,
+								void *value)) __ksym __weak;
 extern bool scx_bpf_dsq_move(struct bpf_iter_scx_dsq *it__iter, struct task_struct *p,
 			     __u64 dsq_id, __u64 enq_flags) __ksym;
 extern int bpf_iter_scx_dsq_new(struct bpf_iter_scx_dsq *it, __u64 dsq_id, __u64 flags) __ksym;

@@ -61,6 +61,10 @@ struct thread {
 	__u64 share;		/* of a CPU, when it got one; WHOLE is all */
 	__u64 until_ns;		/* its control group has used up its cpu.max until then */
 	__u64 late_ns;		/* when it got a CPU as it had waited too long; 0: it has not */
+	__u64 parked_ns;	/* it waits until then */
+	__u64 in_kernel_ns;	/* it has run since it was asked to park */
+	bool asked;		/* its return to user space is awaited, to have it park */
+	bool parks;		/* it is about to return to user space, and waits there */
 	bool placed;		/* `place` counts */
 	bool apply;		/* it is to be taken there */
 };

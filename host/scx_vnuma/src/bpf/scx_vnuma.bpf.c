@@ -36,6 +36,7 @@
 #include "members.h"
 #include "order.h"
 #include "groups.h"
+#include "park.h"
 #include "vtime.h"
 #include "steal.h"
 #include "yield.h"
@@ -169,6 +170,8 @@ static void charge(struct task_struct *p, struct thread *t, __u64 now)
 
 	t->running_ns = now;
 	t->vtime += used(t, ns);
+	if (t->asked)
+		t->in_kernel_ns += ns;
 	take_time(p, t, ns, now);
 }
 
@@ -268,7 +271,7 @@ static __u64 queue_anew(__u64 now)
 /* Control groups have CPU time again: their threads go to the queues of their CPUs. */
 static int end_waits(void *map, int *key, struct alarm *alarm)
 {
-	__u64 now = bpf_ktime_get_ns(), next = 0, slices, anew, until;
+	__u64 now = bpf_ktime_get_ns(), next = 0, slices, anew;
 	struct task_struct *p;
 	struct thread *t;
 	__u32 ended = zero;
@@ -283,12 +286,13 @@ static int end_waits(void *map, int *key, struct alarm *alarm)
 		t = bpf_task_storage_get(&threads, p, NULL, 0);
 		if (!t)
 			continue;
-		until = throttled_until(t, now);
-		if (until > now) {
-			next = until;
+		if (t->parked_ns > now) {
+			next = t->parked_ns;
 			break;
 		}
 		cpu = scx_bpf_task_cpu(p);
+		if (t->until_ns <= now)
+			t->until_ns = 0;
 		t->queued_ns = now;
 		scx_bpf_dsq_move_set_vtime(&___it, t->vtime);
 		if (scx_bpf_dsq_move_vtime(&___it, p, cpu, 0))
@@ -343,7 +347,7 @@ __s32 BPF_PROG(vnuma_select_cpu, struct task_struct *p, __s32 prev_cpu, __u64 wa
 	if (!h || !t)
 		return prev_cpu;
 	take_time(p, t, 0, now);
-	if (t->until_ns)
+	if (t->until_ns && !ask(p, t))
 		return prev_cpu;
 	place = place_of(p, t, h, now);
 	if (!place) {
@@ -374,6 +378,9 @@ static __s32 queue_for(struct task_struct *p, struct thread *t, const struct cpu
 {
 	__s32 cpu = scx_bpf_task_cpu(p), to;
 
+	/* The kernel ends a scheduler that takes it elsewhere. */
+	if (p->migration_disabled)
+		return cpu;
 	if (place && t->apply) {
 		t->apply = false;
 		if (!bpf_cpumask_test_cpu(cpu, place)) {
@@ -424,8 +431,9 @@ void BPF_PROG(vnuma_enqueue, struct task_struct *p, __u64 enq_flags)
 		return;
 	}
 	take_time(p, t, 0, now);
-	until = throttled_until(t, now);
+	until = parked_until(p, t, now);
 	if (until) {
+		t->parked_ns = until;
 		count(VNUMA_SCHED_COUNT_THROTTLED);
 		scx_bpf_dsq_insert_vtime(p, THROTTLED, h->slice_ns, until, enq_flags);
 		set_alarm(until, now);
@@ -557,9 +565,14 @@ void BPF_PROG(vnuma_running, struct task_struct *p)
 	t->running_ns = bpf_ktime_get_ns();
 	t->queued_ns = 0;
 	t->since_ns = 0;
+	/* It is also called for a thread that goes on, as before one gives its CPU away. */
+	if (t->parked_ns) {
+		t->parked_ns = 0;
+		t->parks = false;
+	}
 	set_share(t, queue, share_of(p, t, t->running_ns));
 	note_running(queue, t);
-	slice = slice_on(cpu, h);
+	slice = t->until_ns && !t->asked ? LEAST_SLICE_NS : slice_on(cpu, h);
 	if (t->late_ns) {
 		t->late_ns = t->running_ns;
 		slice = LATE_SLICE_NS;
@@ -589,8 +602,8 @@ void BPF_PROG(vnuma_tick, struct task_struct *p)
 	/* Others may have come or gone since it got the CPU. */
 	set_share(t, queue, share_of(p, t, now));
 	note_running(queue, t);
-	/* Its control group has used up its cpu.max: enqueue() has it wait. */
-	if (t->until_ns)
+	/* Its control group has used up its cpu.max. */
+	if (t->until_ns && !ask(p, t))
 		scx_bpf_task_set_slice(p, 0);
 }
 
@@ -663,6 +676,8 @@ void BPF_PROG(vnuma_enable, struct task_struct *p)
 		return;
 	t->cpu = cpu;
 	t->vtime = queue->vtime;
+	t->parks = false;
+	t->parked_ns = 0;
 	t->queued_ns = 0;
 	t->since_ns = 0;
 	t->running_ns = bpf_ktime_get_ns();
@@ -674,8 +689,10 @@ void BPF_PROG(vnuma_exit_task, struct task_struct *p, struct scx_exit_task_args 
 	__u32 tid = p->pid;
 
 	/* All threads come here when the scheduler is unloaded. */
-	if (p->flags & PF_EXITING)
-		bpf_map_delete_elem(&assignments, &tid);
+	if (!(p->flags & PF_EXITING))
+		return;
+	bpf_map_delete_elem(&assignments, &tid);
+	bpf_map_delete_elem(&works, &tid);
 }
 
 SEC("struct_ops.s/vnuma_cgroup_init")
@@ -786,7 +803,8 @@ struct sched_ext_ops mode = {							\
 	.cpu_release = (void *)vnuma_cpu_release,				\
 	.init = (void *)vnuma_init,						\
 	.exit = (void *)vnuma_exit,						\
-	.flags = SCX_OPS_ENQ_LAST | SCX_OPS_BUILTIN_IDLE_PER_NODE | (mode_flags),	\
+	.flags = SCX_OPS_ENQ_LAST | SCX_OPS_ENQ_MIGRATION_DISABLED |		\
+		 SCX_OPS_BUILTIN_IDLE_PER_NODE | (mode_flags),			\
 	.timeout_ms = 30000,							\
 	.name = "vnuma",							\
 }

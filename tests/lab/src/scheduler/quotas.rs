@@ -2,9 +2,14 @@
 
 use crate::threads::{Group, Loop, beat, loaded, start, stop};
 use anyhow::{Context, Result, ensure};
-use std::time::{Duration, Instant};
+use std::{
+    fs,
+    path::Path,
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
 use vnuma_observe::{location::monotonic_ns, scheduler::Scheduler};
-use vnuma_scenario::{HANG_LIMIT, wait_for};
+use vnuma_scenario::{HANG_LIMIT, Process, wait_for};
 
 /// A thread waits for its limit if it has not run for so long: a limit's period is 100 ms by default.
 const STANDS: Duration = Duration::from_millis(400);
@@ -14,6 +19,14 @@ const CHANGES: Duration = Duration::from_secs(36);
 /// Half seconds in which shares are measured, and how often before they are wrong.
 const WATCHED: u32 = 8;
 const SPANS: usize = 4;
+/// Time in which a thread shares a folder with others that have a millisecond in each second, and their folder.
+const SHARES: Duration = Duration::from_secs(20);
+const FOLDER: &str = "/run/scx-folder";
+/// Until it has the folder: they wait for up to ten seconds at once, and a machine that is emulated has hiccups.
+const MOST_WAIT: Duration = Duration::from_secs(5);
+/// What they have of a CPU at most: 0.002 to 0.09 were seen, more where the machine is busy, as what it takes from the server's CPUs counts. They
+/// have 1 if they do not wait.
+const MOST_USED: f64 = 0.5;
 /// Of a CPU: a limit, and what a tick of the kernel and its deduction add to it.
 const LIMIT: f64 = 0.2;
 const MORE: f64 = 0.06;
@@ -100,6 +113,55 @@ pub(super) fn change_all_the_time(scheduler: &Scheduler) -> Result<()> {
         }
     }
     println!("a thread waited for its limit while {changes} others were set: scx_vnuma is still loaded");
+    Ok(())
+}
+
+/// Makes a folder in this one and removes it again, which others wait for. The longest time that it took.
+fn make_folders(within: &Path, time: Duration) -> Result<Duration> {
+    let (begin, mut longest) = (Instant::now(), Duration::ZERO);
+    let path = within.join(std::process::id().to_string());
+    while begin.elapsed() < time {
+        let begin = Instant::now();
+        fs::create_dir(&path).with_context(|| path.display().to_string())?;
+        fs::remove_dir(&path).with_context(|| path.display().to_string())?;
+        longest = longest.max(begin.elapsed());
+    }
+    Ok(longest)
+}
+
+/// `lab-scenario scheduler --folders PATH`: without end.
+pub(super) fn be_a_maker(within: &Path) -> Result<()> {
+    make_folders(within, Duration::MAX).map(drop)
+}
+
+/// Threads that have used up their limit wait, but not with the lock of a folder that others want.
+pub(super) fn wait_without_locks(scheduler: &Scheduler) -> Result<()> {
+    let group = Group::new("scx-makers", "cpu.max", "1000 1000000")?;
+    let folder = Path::new(FOLDER);
+    fs::create_dir_all(folder).context(FOLDER)?;
+    let program = std::env::current_exe().context("this program")?;
+    let mut makers = Vec::new();
+    for cpu in ["1", "2", "3"] {
+        let words = ["scheduler", "--folders", FOLDER];
+        let process = Process(Command::new(&program).args(words).stdin(Stdio::null()).spawn()?);
+        let pid = process.0.id().cast_signed();
+        let thread = Loop::of_thread_of(pid, pid);
+        thread.allow(cpu)?;
+        thread.make_ext()?;
+        group.take(&thread)?;
+        makers.push((process, thread));
+    }
+    let ran = || makers.iter().map(|(_, thread)| thread.ran_ns()).sum::<Result<u64>>();
+    beat(scheduler)?;
+    let (began, before) = (monotonic_ns(), ran()?);
+    let longest = make_folders(folder, SHARES)?;
+    let used = (ran()? - before) as f64 / (monotonic_ns() - began) as f64;
+    println!(
+        "beside {} threads that have used up a limit of a thousandth a folder was made within {longest:?}; they had {used:.4} of a CPU",
+        makers.len()
+    );
+    ensure!(longest <= MOST_WAIT, "a thread waits with the lock of a folder: for {longest:?}");
+    ensure!(used <= MOST_USED, "a limit of a thousandth: they had {used:.4} of a CPU");
     Ok(())
 }
 
