@@ -94,12 +94,8 @@ pub struct Topology {
     pub nr_nodes: u32,
     /// 0.
     pub reserved: u32,
-    /// Of each node the first one in `cpus`; then their number.
-    pub first: [u32; MAX_NODES + 2],
     /// Node of each CPU, by position; `nr_nodes`: none.
     pub node_of: [u16; MAX_CPUS],
-    /// CPUs, node by node.
-    pub cpus: [u16; MAX_CPUS],
     /// Of each node the others, the nearest first.
     pub nearest: [u8; MAX_NODES * MAX_NODES],
 }
@@ -218,9 +214,7 @@ impl Topology {
     pub fn write(&self, mut put: impl FnMut(&[u8])) {
         put(&self.nr_nodes.to_ne_bytes());
         put(&self.reserved.to_ne_bytes());
-        self.first.iter().for_each(|value| put(&value.to_ne_bytes()));
         self.node_of.iter().for_each(|value| put(&value.to_ne_bytes()));
-        self.cpus.iter().for_each(|value| put(&value.to_ne_bytes()));
         put(&self.nearest);
     }
 }

@@ -1,4 +1,4 @@
-//! The host in the form that the BPF program reads: nodes by position, their CPUs, and which node is next.
+//! The host in the form that the BPF program reads: which node each CPU is of, by position, and which node is next.
 
 use anyhow::{Result, ensure};
 use vnuma_abi_bpf::sched::{MAX_CPUS, MAX_NODES, Topology};
@@ -20,20 +20,13 @@ fn fill(host: &HostTopology) -> Result<Box<Topology>> {
     let mut layout = Box::new(Topology {
         nr_nodes: nodes as u32,
         reserved: 0,
-        first: [0; MAX_NODES + 2],
         node_of: [nodes as u16; MAX_CPUS],
-        cpus: [0; MAX_CPUS],
         nearest: [0; MAX_NODES * MAX_NODES],
     });
-    let mut at = 0;
     for (position, node) in host.nodes.iter().enumerate() {
-        layout.first[position] = at as u32;
         for cpu in node.cpus.iter() {
             ensure!((cpu as usize) < MAX_CPUS, "CPU {cpu}: the highest possible number is {}", MAX_CPUS - 1);
-            ensure!(at < MAX_CPUS, "more than {MAX_CPUS} CPUs");
             layout.node_of[cpu as usize] = position as u16;
-            layout.cpus[at] = cpu as u16;
-            at += 1;
         }
         let distance = |to: usize| host.distances.get(position, to).unwrap_or(REMOTE);
         let mut order: Vec<usize> = (0..nodes).collect();
@@ -42,7 +35,6 @@ fn fill(host: &HostTopology) -> Result<Box<Topology>> {
             layout.nearest[position * MAX_NODES + rank] = to as u8;
         }
     }
-    layout.first[nodes..].fill(at as u32);
     Ok(layout)
 }
 
@@ -72,8 +64,7 @@ mod tests {
     fn nodes_have_their_cpus_and_the_nearest_comes_first() {
         let rows: [&[u8]; 3] = [&[10, 30, 20], &[30, 10, 20], &[20, 20, 10]];
         let layout = fill(&host(&["0-1,6", "2", ""], &rows)).unwrap();
-        assert_eq!((layout.nr_nodes, &layout.first[..5]), (3, &[0, 3, 4, 4, 4][..]));
-        assert_eq!(layout.cpus[..4], [0, 1, 6, 2]);
+        assert_eq!(layout.nr_nodes, 3);
         assert_eq!(layout.node_of[..8], [0, 0, 1, 3, 3, 3, 0, 3]);
         assert_eq!(layout.nearest[..3], [0, 2, 1]);
         assert_eq!(layout.nearest[MAX_NODES..MAX_NODES + 3], [1, 2, 0]);
@@ -91,6 +82,6 @@ mod tests {
         let mut large = host(&many, &rows);
         assert!(fill(&large).unwrap_err().to_string().contains("65 NUMA nodes"));
         large.nodes.truncate(64);
-        assert_eq!(fill(&large).unwrap().first[63..], [63, 64, 64]);
+        assert_eq!(fill(&large).unwrap().node_of[62..66], [62, 63, 64, 64]);
     }
 }

@@ -78,9 +78,7 @@ struct vnuma_sched_assignment {
 struct vnuma_sched_topology {
 	__u32 nr_nodes;
 	__u32 reserved;					/* 0 */
-	__u32 first[VNUMA_SCHED_MAX_NODES + 2];		/* of each node in cpus[] */
 	__u16 node_of[VNUMA_SCHED_MAX_CPUS];		/* node of each CPU; nr_nodes: none */
-	__u16 cpus[VNUMA_SCHED_MAX_CPUS];		/* CPUs, node by node */
 	/* Of each node all nodes, the nearest first. */
 	__u8 nearest[VNUMA_SCHED_MAX_NODES * VNUMA_SCHED_MAX_NODES];
 };

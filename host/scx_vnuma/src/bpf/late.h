@@ -21,14 +21,6 @@ static __u64 queue_of(struct thread *t, __u32 cpu, __u64 now)
 	return waits(t, now) < LATE_NS ? cpu : LATE | cpu;
 }
 
-/* Threads that wait for a CPU. */
-static __s32 length_of(__u32 cpu)
-{
-	__s32 length = scx_bpf_dsq_nr_queued(cpu), late = scx_bpf_dsq_nr_queued(LATE | cpu);
-
-	return (length > 0 ? length : 0) + (late > 0 ? late : 0);
-}
-
 /*
  * Sets those apart that have waited for too long. All are looked at: any user can have any number
  * of threads wait at any place of the queue.

@@ -3,6 +3,9 @@
 #ifndef SCX_VNUMA_MAPS_H
 #define SCX_VNUMA_MAPS_H
 
+#define MAX_CPUS	VNUMA_SCHED_MAX_CPUS
+#define MAX_NODES	VNUMA_SCHED_MAX_NODES
+
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -106,7 +109,7 @@ struct queue {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, VNUMA_SCHED_MAX_CPUS);
+	__uint(max_entries, MAX_CPUS);
 	__type(key, __u32);
 	__type(value, struct queue);
 } queues SEC(".maps");

@@ -37,6 +37,7 @@
 #include "order.h"
 #include "groups.h"
 #include "park.h"
+#include "waiting.h"
 #include "vtime.h"
 #include "steal.h"
 #include "yield.h"
@@ -238,8 +239,9 @@ static void look_around(__u64 now)
 	bpf_for(cpu, 0, nr_cpus) {
 		if (release && scx_bpf_dsq_nr_queued(SCX_DSQ_LOCAL_ON | cpu) > 0)
 			scx_bpf_dsq_reenq(SCX_DSQ_LOCAL_ON | cpu);
-		if (length_of(cpu) <= 0)
+		if (!length_of(cpu))
 			continue;
+		set_waited_for(cpu);
 		set_apart(cpu, now);
 		idle = -1;
 		bpf_for_each(scx_dsq, p, queue_to_help(cpu), 0) {
@@ -294,6 +296,7 @@ static int end_waits(void *map, int *key, struct alarm *alarm)
 		if (t->until_ns <= now)
 			t->until_ns = 0;
 		t->queued_ns = now;
+		set_waited_for(cpu);
 		scx_bpf_dsq_move_set_vtime(&___it, t->vtime);
 		if (scx_bpf_dsq_move_vtime(&___it, p, cpu, 0))
 			scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);
@@ -325,7 +328,7 @@ static __s32 shortest_queue(const struct cpumask *mask)
 	bpf_for(cpu, 0, nr_cpus) {
 		if (!bpf_cpumask_test_cpu(cpu, mask))
 			continue;
-		length = length_of(cpu);
+		length = length_if_any(cpu);
 		if (length < least) {
 			least = length;
 			best = cpu;
@@ -451,6 +454,7 @@ void BPF_PROG(vnuma_enqueue, struct task_struct *p, __u64 enq_flags)
 	}
 	t->late_ns = 0;
 	dsq = queue_of(t, cpu, now);
+	set_waited_for(cpu);
 	scx_bpf_dsq_insert_vtime(p, dsq, h->slice_ns, dsq & LATE ? t->queued_ns : t->vtime,
 				 enq_flags);
 	if (cpu != scx_bpf_task_cpu(p) || scx_bpf_test_and_clear_cpu_idle(cpu)) {

@@ -16,9 +16,6 @@
 #ifndef SCX_VNUMA_STEAL_H
 #define SCX_VNUMA_STEAL_H
 
-#define MAX_CPUS	VNUMA_SCHED_MAX_CPUS
-#define MAX_NODES	VNUMA_SCHED_MAX_NODES
-
 /* Queues of a node that are tried for one theft, the longest ones. */
 #define TRIES		8
 
@@ -27,20 +24,12 @@
 #define LOOKED_AT_IN_ALL 1024
 #define LOOKED_AT_TO_RESCUE 512
 
-/*
- * 0, which the kernel's verifier does not know: it would go through a loop with a counter
- * that it knows as often as the counter allows.
- */
-static volatile __u32 zero;
-
 /* A search for a thread. */
 struct search {
 	__u64 now;
 	__u64 rank;	/* of the one that was chosen last */
 	__u32 left;	/* threads that may still be looked at */
 };
-
-static __u32 nr_cpus;
 
 /* Does a CPU take threads without regard to nodes and pressure? */
 static bool is_blind(struct vnuma_sched_header *h)
@@ -150,39 +139,57 @@ static bool steal_from(__u32 victim, __s32 cpu, struct vnuma_sched_header *h, st
 	return take_from(victim, cpu, h, s);
 }
 
-/* Steals from the longest queues of a node. */
-static bool steal_on(struct vnuma_sched_topology *host, __u32 node, __s32 cpu,
-		     struct vnuma_sched_header *h, struct search *s)
+static __noinline __u32 node_of(struct vnuma_sched_topology *host, __u32 cpu)
 {
-	__u32 begin, end, i, try, rank, best, limit = ~0U;
-	__s32 victim, length;
+	return cpu < MAX_CPUS ? host->node_of[cpu] : MAX_NODES;
+}
 
-	if (node >= MAX_NODES)
-		return false;
-	begin = host->first[node];
-	end = host->first[node + 1];
-	bpf_for(try, 0, TRIES) {
-		best = 0;
-		bpf_for(i, begin, end) {
-			if (i >= MAX_CPUS)
-				break;
-			victim = host->cpus[i];
-			length = length_of(victim);
-			if (victim == cpu || length <= 0)
+/*
+ * The longest queue of a node that is shorter than a limit, as its length and, in the lower half,
+ * 0xffff less the number of its CPU: of two that are as long the lower number comes first. 0: none.
+ */
+static __noinline __u32 longest_on(struct vnuma_sched_topology *host, __u32 node, __u32 cpu,
+				   __u32 limit)
+{
+	__u32 best = 0, victim, rank, i, bit;
+	__s32 length;
+	__u64 word;
+
+	bpf_for(i, 0, nr_words()) {
+		word = word_at(i);
+		if (!word)
+			continue;
+		bpf_for(bit, 0, BITS) {
+			victim = i * BITS + bit;
+			if (!(word >> bit & 1) || victim == cpu || node_of(host, victim) != node)
 				continue;
-			/* Of two that are as long the lower number comes first. */
+			length = length_if_any(victim);
+			if (!length)
+				continue;
 			rank = ((__u32)(length > 0xffff ? 0xffff : length) << 16) |
 			       (0xffff - victim);
 			if (rank < limit && rank > best)
 				best = rank;
 		}
-		if (!best)
-			return false;
-		if (steal_from(0xffff - (best & 0xffff), cpu, h, s))
-			return true;
-		limit = best;
 	}
-	return false;
+	return best;
+}
+
+/* Steals from the longest queues of a node. */
+static bool steal_on(struct vnuma_sched_topology *host, __u32 node, __s32 cpu,
+		     struct vnuma_sched_header *h, struct search *s)
+{
+	__u32 try, best = ~0U;
+	bool stolen = false;
+
+	bpf_for(try, 0, TRIES) {
+		best = longest_on(host, node, cpu, best);
+		if (best)
+			stolen = steal_from(0xffff - (best & 0xffff), cpu, h, s);
+		if (stolen || !best)
+			break;
+	}
+	return stolen;
 }
 
 /* Does nothing of ours run on a CPU although it may, and has not for too long? */
@@ -210,6 +217,7 @@ static void bring(__u32 tid, __u64 victim, __s32 cpu, struct vnuma_sched_header 
 		if (!t || !may_take(p, cpu))
 			break;
 		come_to(t, cpu, h->slice_ns);
+		set_waited_for(cpu);
 		scx_bpf_dsq_move_set_vtime(&___it, t->vtime);
 		if (scx_bpf_dsq_move_vtime(&___it, p, cpu, 0))
 			count(VNUMA_SCHED_COUNT_STARVED);
@@ -238,7 +246,7 @@ static void rescue(__s32 cpu, struct vnuma_sched_header *h, __u64 now)
 		first = 0;
 	bpf_for(i, 0, nr_cpus) {
 		victim = first + i < nr_cpus ? first + i : first + i - nr_cpus;
-		if (victim == cpu || length_of(victim) <= 0 || !is_stalled(victim, h, now))
+		if (victim == cpu || !length_if_any(victim) || !is_stalled(victim, h, now))
 			continue;
 		own->searched = victim;
 		if (!s.left)
@@ -257,11 +265,6 @@ static void rescue(__s32 cpu, struct vnuma_sched_header *h, __u64 now)
 		bring(found, best, cpu, h);
 }
 
-static __noinline __u32 node_of(struct vnuma_sched_topology *host, __u32 cpu)
-{
-	return cpu < MAX_CPUS ? host->node_of[cpu] : MAX_NODES;
-}
-
 /* As Xen's Credit scheduler does: the CPUs after this one by number, whatever their node. */
 static void steal_blindly(struct vnuma_sched_topology *host, __s32 cpu,
 			  struct vnuma_sched_header *h, struct search *s)
@@ -270,7 +273,7 @@ static void steal_blindly(struct vnuma_sched_topology *host, __s32 cpu,
 
 	bpf_for(i, 1, nr_cpus) {
 		victim = cpu + i < nr_cpus ? cpu + i : cpu + i - nr_cpus;
-		if (length_of(victim) <= 0)
+		if (!length_if_any(victim))
 			continue;
 		if (!steal_from(victim, cpu, h, s))
 			continue;
@@ -287,7 +290,7 @@ static void steal(__s32 cpu, struct vnuma_sched_header *h, __u64 now)
 	__u32 first = 0, node, other, i;
 
 	host = bpf_map_lookup_elem(&topology, &first);
-	if (!host || cpu < 0 || cpu >= MAX_CPUS)
+	if (!host || cpu < 0 || !is_any_waited_for())
 		return;
 	node = node_of(host, cpu);
 	if (node >= host->nr_nodes || node >= MAX_NODES)

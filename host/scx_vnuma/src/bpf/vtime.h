@@ -6,9 +6,6 @@
 /* A thread may be behind its queue by so many slices when it comes from another one. */
 #define MAX_BEHIND	10
 
-/* With the number of a CPU: the queue of those that have waited too long for it (late.h). */
-#define LATE		BIT_ULL(33)
-
 /* Virtual time that a thread has used. */
 static __u64 used(struct thread *t, __u64 ns)
 {
