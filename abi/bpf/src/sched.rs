@@ -96,6 +96,8 @@ pub struct Topology {
     pub reserved: u32,
     /// Node of each CPU, by position; `nr_nodes`: none.
     pub node_of: [u16; MAX_CPUS],
+    /// CPUs that have no tick while they run one thread.
+    pub tickless: [u64; MASK_WORDS],
     /// Of each node the others, the nearest first.
     pub nearest: [u8; MAX_NODES * MAX_NODES],
 }
@@ -215,6 +217,7 @@ impl Topology {
         put(&self.nr_nodes.to_ne_bytes());
         put(&self.reserved.to_ne_bytes());
         self.node_of.iter().for_each(|value| put(&value.to_ne_bytes()));
+        self.tickless.iter().for_each(|value| put(&value.to_ne_bytes()));
         put(&self.nearest);
     }
 }

@@ -52,7 +52,7 @@ fn layouts_agree() {
             slice_ns,
         }),
         layout!(Assignment, "vnuma_sched_assignment", { epoch, pid, flags, pressure, reserved, cpus }),
-        layout!(Topology, "vnuma_sched_topology", { nr_nodes, reserved, node_of, nearest }),
+        layout!(Topology, "vnuma_sched_topology", { nr_nodes, reserved, node_of, tickless, nearest }),
         layout!(Exit, "vnuma_sched_exit", { kind, reserved, code, reason, message }),
     ];
     layout_check::compare(&include(), HEADER, &layouts.concat());

@@ -1,26 +1,27 @@
 //! The host in the form that the BPF program reads: which node each CPU is of, by position, and which node is next.
 
 use anyhow::{Result, ensure};
-use vnuma_abi_bpf::sched::{MAX_CPUS, MAX_NODES, Topology};
-use vnuma_model::HostTopology;
+use vnuma_abi_bpf::sched::{MASK_WORDS, MAX_CPUS, MAX_NODES, Topology};
+use vnuma_model::{CpuSet, HostTopology};
 
 /// Distance that Linux assumes where the firmware gives none.
 const REMOTE: u8 = 20;
 
 /// Bytes of the map.
-pub fn layout(host: &HostTopology) -> Result<Vec<u8>> {
+pub fn layout(host: &HostTopology, tickless: &CpuSet) -> Result<Vec<u8>> {
     let mut bytes = Vec::with_capacity(size_of::<Topology>());
-    fill(host)?.write(|part| bytes.extend_from_slice(part));
+    fill(host, tickless)?.write(|part| bytes.extend_from_slice(part));
     Ok(bytes)
 }
 
-fn fill(host: &HostTopology) -> Result<Box<Topology>> {
+fn fill(host: &HostTopology, tickless: &CpuSet) -> Result<Box<Topology>> {
     let nodes = host.nodes.len();
     ensure!(nodes <= MAX_NODES, "the host has {nodes} NUMA nodes, at most {MAX_NODES} are possible");
     let mut layout = Box::new(Topology {
         nr_nodes: nodes as u32,
         reserved: 0,
         node_of: [nodes as u16; MAX_CPUS],
+        tickless: [0; MASK_WORDS],
         nearest: [0; MAX_NODES * MAX_NODES],
     });
     for (position, node) in host.nodes.iter().enumerate() {
@@ -34,6 +35,9 @@ fn fill(host: &HostTopology) -> Result<Box<Topology>> {
         for (rank, &to) in order.iter().enumerate() {
             layout.nearest[position * MAX_NODES + rank] = to as u8;
         }
+    }
+    for cpu in tickless.iter().filter(|&cpu| (cpu as usize) < MAX_CPUS) {
+        layout.tickless[cpu as usize / 64] |= 1 << (cpu % 64);
     }
     Ok(layout)
 }
@@ -63,13 +67,14 @@ mod tests {
     #[test]
     fn nodes_have_their_cpus_and_the_nearest_comes_first() {
         let rows: [&[u8]; 3] = [&[10, 30, 20], &[30, 10, 20], &[20, 20, 10]];
-        let layout = fill(&host(&["0-1,6", "2", ""], &rows)).unwrap();
+        let layout = fill(&host(&["0-1,6", "2", ""], &rows), &"1,64".parse().unwrap()).unwrap();
+        assert_eq!(layout.tickless[..3], [2, 1, 0]);
         assert_eq!(layout.nr_nodes, 3);
         assert_eq!(layout.node_of[..8], [0, 0, 1, 3, 3, 3, 0, 3]);
         assert_eq!(layout.nearest[..3], [0, 2, 1]);
         assert_eq!(layout.nearest[MAX_NODES..MAX_NODES + 3], [1, 2, 0]);
         assert_eq!(layout.nearest[2 * MAX_NODES..2 * MAX_NODES + 3], [2, 0, 1]);
-        let bytes = super::layout(&host(&["0-1,6", "2", ""], &rows)).unwrap();
+        let bytes = super::layout(&host(&["0-1,6", "2", ""], &rows), &CpuSet::default()).unwrap();
         assert_eq!(bytes.len(), size_of::<Topology>());
     }
 
@@ -80,8 +85,8 @@ mod tests {
         let rows = vec![vec![10; 65]; 65];
         let rows: Vec<&[u8]> = rows.iter().map(Vec::as_slice).collect();
         let mut large = host(&many, &rows);
-        assert!(fill(&large).unwrap_err().to_string().contains("65 NUMA nodes"));
+        assert!(fill(&large, &CpuSet::default()).unwrap_err().to_string().contains("65 NUMA nodes"));
         large.nodes.truncate(64);
-        assert_eq!(fill(&large).unwrap().node_of[62..66], [62, 63, 64, 64]);
+        assert_eq!(fill(&large, &CpuSet::default()).unwrap().node_of[62..66], [62, 63, 64, 64]);
     }
 }

@@ -15,6 +15,7 @@ use std::{
     path::Path,
 };
 use vnuma_abi_bpf::sched::{Assignment, Exit, Header, MAGIC, STEAL_PRESSURE, VERSION};
+use vnuma_model::CpuSet;
 use vnuma_observe::{
     read_host_topology,
     scheduler::{ASSIGNMENTS, COUNTS, DIRECTORY, HEADER, loaded_scheduler, open_directory},
@@ -26,6 +27,7 @@ static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/scx_vnuma.bpf.o
 const BPFFS: &str = "/sys/fs/bpf";
 /// Of a file system that maps can be pinned in (`BPF_FS_MAGIC`).
 const BPFFS_MAGIC: i64 = 0xcafe_4a11;
+const TICKLESS: &str = "/sys/devices/system/cpu/nohz_full";
 const HOTPLUGS: &str = "/sys/kernel/sched_ext/hotplug_seq";
 const PINS: [&str; 3] = [HEADER, ASSIGNMENTS, COUNTS];
 
@@ -98,7 +100,7 @@ impl Loaded {
         )?;
         find(&mut object, HEADER)?.update(&[0; 4], &header(arguments).to_bytes(), MapFlags::ANY)?;
         let host = read_host_topology(Path::new("/"))?;
-        find(&mut object, "topology")?.update(&[0; 4], &layout(&host)?, MapFlags::ANY)?;
+        find(&mut object, "topology")?.update(&[0; 4], &layout(&host, &tickless())?, MapFlags::ANY)?;
         let ended = MapHandle::try_from(&find(&mut object, "ended")?)?;
         let link = find(&mut object, wanted)?.attach_struct_ops().map_err(|error| {
             // Another one may have been loaded since this was looked at.
@@ -138,6 +140,11 @@ impl Loaded {
 pub fn hotplugs() -> u64 {
     let text = fs::read_to_string(HOTPLUGS).unwrap_or_default();
     text.trim().parse().unwrap_or_default()
+}
+
+/// The CPUs that have no tick while they run one thread. The kernel says `(null)` if that is off, and other kernels have no such file.
+fn tickless() -> CpuSet {
+    fs::read_to_string(TICKLESS).ok().and_then(|text| text.trim().parse().ok()).unwrap_or_default()
 }
 
 /// The maps of a scheduler that has ended are of no use to anybody.

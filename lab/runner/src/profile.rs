@@ -34,6 +34,8 @@ pub struct Profile {
     pub pages_1g_per_node: usize,
     /// Has each core two threads (SMT)? Their CPUs are neighbours by number.
     pub smt: bool,
+    /// CPUs on which the kernel has no tick while they run one thread.
+    pub nohz_full: Vec<usize>,
 }
 
 /// The text of a profile.
@@ -53,6 +55,8 @@ struct Text {
     pages_1g_per_node: usize,
     #[serde(default)]
     smt: bool,
+    #[serde(default)]
+    nohz_full: Vec<usize>,
 }
 
 /// Room for CPUs and memory that are plugged while the server runs.
@@ -227,7 +231,7 @@ impl Profile {
 
     fn build(text: Text) -> Result<Self, Fault> {
         let Text { nodes, cpus_per_node, memory_mib_per_node, pages_1g_per_node, .. } = text;
-        let Text { distances, devices, hotplug, iommu, smt, .. } = text;
+        let Text { distances, devices, hotplug, iommu, smt, nohz_full, .. } = text;
         range("nodes", nodes, 1, 16)?;
         let cpus_per_node = cpus_per_node.resolve("cpus_per_node", nodes, 1, 16)?;
         let memory_mib_per_node = memory_mib_per_node.resolve("memory_mib_per_node", nodes, 256, 65536)?;
@@ -241,6 +245,7 @@ impl Profile {
             iommu,
             pages_1g_per_node,
             smt,
+            nohz_full,
         };
         profile.check()?;
         Ok(profile)
@@ -252,6 +257,10 @@ impl Profile {
         // The server itself needs room.
         let smallest = self.memory_mib_per_node.iter().copied().min().unwrap_or(0);
         range("pages_1g_per_node", self.pages_1g_per_node, 0, (smallest >> 10).saturating_sub(2))?;
+        for (index, cpu) in self.nohz_full.iter().enumerate() {
+            // One has to keep the time.
+            range(&format!("nohz_full[{index}]"), *cpu, 1, self.cpus() - 1)?;
+        }
         self.check_distances()?;
         for (index, device) in self.devices.iter().enumerate() {
             range(&format!("devices[{index}].node"), device.node, 0, self.nodes - 1)?;
@@ -389,7 +398,7 @@ mod tests {
         assert!(
             error.contains("\"3n5c\"")
                 && error.contains(
-                    "2n4c, 2n4c-large, 2n5c, 2n5c-iommu, 2n6c-iommu, 2n8c, 2n8c-256, 2n8c-smt, 3n4c-hotplug, 4n8c, 4n8c-iommu, 4n9c, 8n16c"
+                    "2n4c, 2n4c-large, 2n4c-nohz, 2n5c, 2n5c-iommu, 2n6c-iommu, 2n8c, 2n8c-256, 2n8c-smt, 3n4c-hotplug, 4n8c, 4n8c-iommu, 4n9c, 8n16c"
                 ),
             "{error}"
         );
@@ -420,6 +429,11 @@ mod tests {
                 "nodes = 2",
                 "nodes = 2\npages_1g_per_node = 1",
                 "p.toml: pages_1g_per_node: 1 is not within 0 to 0",
+            ),
+            (
+                "cpus_per_node = 2",
+                "cpus_per_node = 2\nnohz_full = [0]",
+                "p.toml: nohz_full[0]: 0 is not within 1 to 3",
             ),
             (
                 "cpus_per_node = 2",

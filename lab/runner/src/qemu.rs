@@ -133,6 +133,7 @@ pub(crate) fn server(
         words.push_str(SYSTEMD_WORDS);
     }
     words.push_str(&pages_1g(profile));
+    words.push_str(&nohz_full(profile));
     if let Some(member) = member {
         command.args(member.arguments());
         words.push_str(&member.words());
@@ -266,6 +267,12 @@ fn pages_1g(profile: &Profile) -> String {
     let of = |node| format!("{node}:{}", profile.pages_1g_per_node);
     let nodes: Vec<String> = (0..profile.nodes).map(of).collect();
     format!(" hugepagesz=1G hugepages={}", nodes.join(","))
+}
+
+/// As before, of CPUs.
+fn nohz_full(profile: &Profile) -> String {
+    let cpus: Vec<String> = profile.nohz_full.iter().map(usize::to_string).collect();
+    if cpus.is_empty() { String::new() } else { format!(" nohz_full={}", cpus.join(",")) }
 }
 
 fn boot(command: &mut Command, kernel: &Path, initramfs: &Path, role: &str) {
@@ -446,6 +453,7 @@ mod tests {
 
     #[test]
     fn cores_have_two_threads_where_the_profile_says_so() {
+        assert!(line("2n4c-nohz").contains(" nohz_full=3"));
         assert!(line("2n8c-smt").contains("-smp 8,maxcpus=8,sockets=2,cores=2,threads=2"));
     }
 

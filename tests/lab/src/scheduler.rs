@@ -8,6 +8,7 @@ mod deep;
 mod entitled;
 mod names;
 mod quotas;
+mod tickless;
 pub mod yields;
 
 use crate::{
@@ -58,7 +59,8 @@ const RACES: usize = 6;
 
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// Play this part only; may be repeated. `cores` is for a server whose cores have two threads, and not played with others
+    /// Play this part only; may be repeated. `cores` is for a server whose cores have two threads,
+    /// `tickless` for one with a CPU of nohz_full, and neither is played with others
     #[arg(long = "part", value_name = "NAME")]
     parts: Vec<String>,
     /// Thefts of a thread whose CPUs change meanwhile
@@ -109,6 +111,9 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     }
     if arguments.parts == ["cores"] {
         return cores::are_taken_whole();
+    }
+    if arguments.parts == ["tickless"] {
+        return tickless::have_no_tick();
     }
     let nodes = Nodes::read()?;
     ensure!(nodes.cpus(1).is_some_and(|cpus| cpus.to_string() == "2-3"), "the server is not a 2n4c");

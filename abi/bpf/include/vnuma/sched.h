@@ -79,6 +79,8 @@ struct vnuma_sched_topology {
 	__u32 nr_nodes;
 	__u32 reserved;					/* 0 */
 	__u16 node_of[VNUMA_SCHED_MAX_CPUS];		/* node of each CPU; nr_nodes: none */
+	/* CPUs that have no tick while they run one thread (nohz_full). */
+	__u64 tickless[VNUMA_SCHED_MAX_CPUS / 64];
 	/* Of each node all nodes, the nearest first. */
 	__u8 nearest[VNUMA_SCHED_MAX_NODES * VNUMA_SCHED_MAX_NODES];
 };

@@ -111,8 +111,10 @@ static __u64 share_of(struct task_struct *p, struct thread *t, __u64 now)
 	if (!own)
 		return WHOLE;
 	g = know(own, now);
-	if (g)
+	if (g) {
 		share = part_of(g->share, weight, g);
+		t->limited = g->limited;
+	}
 	bpf_cgroup_release(own);
 	return share ?: 1;
 }

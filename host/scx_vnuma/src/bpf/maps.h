@@ -13,6 +13,13 @@ struct {
 	__type(value, struct vnuma_sched_header);
 } header SEC(".maps");
 
+static struct vnuma_sched_header *get_header(void)
+{
+	__u32 first = 0;
+
+	return bpf_map_lookup_elem(&header, &first);
+}
+
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -68,6 +75,7 @@ struct thread {
 	__u64 in_kernel_ns;	/* it has run since it was asked to park */
 	bool asked;		/* its return to user space is awaited, to have it park */
 	bool parks;		/* it is about to return to user space, and waits there */
+	bool limited;		/* its group has a cpu.max, or one above it has */
 	bool placed;		/* `place` counts */
 	bool apply;		/* it is to be taken there */
 };
@@ -78,6 +86,11 @@ struct {
 	__type(key, int);
 	__type(value, struct thread);
 } threads SEC(".maps");
+
+static struct thread *get_thread(struct task_struct *p)
+{
+	return bpf_task_storage_get(&threads, p, NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
+}
 
 /* Ends the wait of threads whose control group has used up its cpu.max. */
 struct alarm {
@@ -105,6 +118,7 @@ struct queue {
 	__u64 runs_vtime;	/* of the thread that runs */
 	__u64 runs_share;	/* its share of a CPU */
 	__u64 ends_ns;		/* when its time is up, if a tick is too late; 0: it is not */
+	bool endless;		/* its time is never up, so that the CPU needs no tick */
 };
 
 struct {

@@ -37,10 +37,12 @@
 #include "order.h"
 #include "groups.h"
 #include "park.h"
+#include "place.h"
 #include "waiting.h"
 #include "vtime.h"
 #include "steal.h"
 #include "yield.h"
+#include "tickless.h"
 
 #define CLOCK_MONOTONIC	1
 
@@ -84,63 +86,6 @@ static bool requeue;
 static __u64 requeued_ns;
 /* When threads that their CPU had already were queued anew last. */
 static __u64 released_ns;
-
-static struct vnuma_sched_header *get_header(void)
-{
-	__u32 first = 0;
-
-	return bpf_map_lookup_elem(&header, &first);
-}
-
-static struct thread *get_thread(struct task_struct *p)
-{
-	return bpf_task_storage_get(&threads, p, NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
-}
-
-/* Makes the mask of a new epoch. Without memory for it the next call tries again. */
-static void take_assignment(struct task_struct *p, struct thread *t,
-			    struct vnuma_sched_assignment *a)
-{
-	struct bpf_cpumask *mask = bpf_cpumask_create(), *before;
-
-	if (!mask)
-		return;
-	t->epoch = a->epoch;
-	t->placed = false;
-	if (bpf_cpumask_populate(mask, a->cpus, sizeof(a->cpus)) ||
-	    !bpf_cpumask_and(mask, (const struct cpumask *)mask, p->cpus_ptr)) {
-		/* The operator allows no CPU of this place. */
-		bpf_cpumask_release(mask);
-		return;
-	}
-	before = bpf_kptr_xchg(&t->place, mask);
-	if (before)
-		bpf_cpumask_release(before);
-	t->placed = true;
-	t->apply = true;
-}
-
-/* Reads what is decided of a thread. The place is NULL if it has none, or none that counts. */
-static const struct cpumask *place_of(struct task_struct *p, struct thread *t,
-				      struct vnuma_sched_header *h, __u64 now)
-{
-	struct vnuma_sched_assignment *a;
-	__u32 tid = p->pid;
-
-	a = bpf_map_lookup_elem(&assignments, &tid);
-	if (!a || a->pid != p->tgid) {
-		t->pressure = VNUMA_SCHED_NO_PRESSURE;
-		t->epoch = 0;
-		t->placed = false;
-		return NULL;
-	}
-	t->pressure = a->pressure;
-	if (!(a->flags & VNUMA_SCHED_PLACED) || h->heartbeat_ns + h->keep_ns < now)
-		return NULL;
-	if (t->epoch != a->epoch)
-		take_assignment(p, t, a);
-	return t->placed ? (const struct cpumask *)t->place : NULL;
-}
 
 /* How long a thread runs before others of the queue of its CPU have their turn. */
 static __u64 slice_on(__s32 cpu, struct vnuma_sched_header *h)
@@ -250,6 +195,8 @@ static void look_around(__u64 now)
 		}
 		if (idle >= 0)
 			scx_bpf_kick_cpu(idle, SCX_KICK_IDLE);
+		else
+			call(cpu);
 	}
 }
 
@@ -299,7 +246,7 @@ static int end_waits(void *map, int *key, struct alarm *alarm)
 		set_waited_for(cpu);
 		scx_bpf_dsq_move_set_vtime(&___it, t->vtime);
 		if (scx_bpf_dsq_move_vtime(&___it, p, cpu, 0))
-			scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);
+			call(cpu);
 	}
 	/* Slices may end much more often. */
 	if (now >= looked_ns + LEAST_LOOK_NS) {
@@ -458,7 +405,7 @@ void BPF_PROG(vnuma_enqueue, struct task_struct *p, __u64 enq_flags)
 	scx_bpf_dsq_insert_vtime(p, dsq, h->slice_ns, dsq & LATE ? t->queued_ns : t->vtime,
 				 enq_flags);
 	if (cpu != scx_bpf_task_cpu(p) || scx_bpf_test_and_clear_cpu_idle(cpu)) {
-		scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);
+		call(cpu);
 		return;
 	}
 	/* An idle CPU may steal it, one of its own place if possible. */
@@ -472,6 +419,8 @@ void BPF_PROG(vnuma_enqueue, struct task_struct *p, __u64 enq_flags)
 	} else if ((enq_flags & SCX_ENQ_WAKEUP) && goes_first(t, cpu, h->slice_ns, now)) {
 		count(VNUMA_SCHED_COUNT_PREEMPTED);
 		scx_bpf_kick_cpu(cpu, SCX_KICK_PREEMPT);
+	} else {
+		call(cpu);
 	}
 }
 
@@ -483,7 +432,8 @@ static bool runs_on(struct task_struct *prev, __s32 cpu, __u64 now)
 	__u64 vtime, first;
 	bool behind;
 
-	if (!t || !queue || t->until_ns)
+	/* Its CPU would stay without a tick, and its time would not end. */
+	if (!t || !queue || t->until_ns || queue->endless)
 		return false;
 	vtime = t->vtime + used(t, now - t->running_ns);
 	behind = first_vtime(cpu, &first) && is_before(vtime, first);
@@ -508,6 +458,9 @@ static bool is_alone(struct task_struct *prev, __s32 cpu, struct vnuma_sched_hea
 	if (!t || !queue || t->until_ns || length_of(cpu) > 0)
 		return false;
 	if (!bpf_cpumask_test_cpu(cpu, prev->cpus_ptr))
+		return false;
+	/* Only when a thread gets its CPU the kernel decides about the tick. */
+	if (queue->endless != needs_no_tick(t, cpu))
 		return false;
 	place = place_of(prev, t, h, now);
 	if (place && t->apply && !bpf_cpumask_test_cpu(cpu, place))
@@ -537,7 +490,8 @@ void BPF_PROG(vnuma_dispatch, __s32 cpu, struct task_struct *prev)
 		count(VNUMA_SCHED_COUNT_KEPT);
 		return;
 	}
-	if (ready && is_alone(prev, cpu, h, now) && scx_bpf_task_set_slice(prev, h->slice_ns))
+	if (ready && is_alone(prev, cpu, h, now) &&
+	    scx_bpf_task_set_slice(prev, lone_slice(cpu, h)))
 		return;
 	/* With a thread that is ready the CPU is not idle: enqueue() gets it as the last one. */
 	if (run_first(cpu) || ready)
@@ -582,7 +536,8 @@ void BPF_PROG(vnuma_running, struct task_struct *p)
 		slice = LATE_SLICE_NS;
 	}
 	queue->ends_ns = 0;
-	if (slice < h->slice_ns && scx_bpf_task_set_slice(p, slice)) {
+	queue->endless = needs_no_tick(t, cpu) && scx_bpf_task_set_slice(p, SCX_SLICE_INF);
+	if (!queue->endless && slice < h->slice_ns && scx_bpf_task_set_slice(p, slice)) {
 		/* The kernel sees it at a tick, which may be much later. */
 		queue->ends_ns = t->running_ns + slice;
 		set_alarm(queue->ends_ns, t->running_ns);
@@ -609,6 +564,8 @@ void BPF_PROG(vnuma_tick, struct task_struct *p)
 	/* Its control group has used up its cpu.max. */
 	if (t->until_ns && !ask(p, t))
 		scx_bpf_task_set_slice(p, 0);
+	if (queue->endless)
+		keep_endless(p, t, queue, cpu, now);
 }
 
 SEC("struct_ops/vnuma_yield")
@@ -655,6 +612,8 @@ void BPF_PROG(vnuma_stopping, struct task_struct *p, bool runnable)
 	}
 	if (t)
 		charge(p, t, now);
+	if (t && queue && queue->endless)
+		end_endless(queue, t);
 	if (t && queue && t->late_ns)
 		end_late(queue, t, cpu, now);
 }

@@ -37,16 +37,6 @@ static bool is_blind(struct vnuma_sched_header *h)
 	return h->steal == VNUMA_SCHED_STEAL_BLIND || h->steal == VNUMA_SCHED_STEAL_PLACE;
 }
 
-/* Is a CPU of the place of a thread? All are if it has none, or none that counts. */
-static bool within_place(struct thread *t, __s32 cpu, struct vnuma_sched_header *h, __u64 now)
-{
-	counted_cpumask *place = t->place;
-
-	if (!t->placed || !place || h->heartbeat_ns + h->keep_ns < now)
-		return true;
-	return bpf_cpumask_test_cpu(cpu, (const struct cpumask *)place);
-}
-
 /*
  * May a CPU take a thread? The kernel ends a scheduler that gives one to a CPU where it may
  * not run (task_can_run_on_remote_rq() in kernel/sched/ext.c).
