@@ -58,19 +58,13 @@ static bool yield_to(struct task_struct *from, struct task_struct *to,
 	return true;
 }
 
-/* Runs the thread that a CPU was given away to, if that still waits. */
-static bool serve_yield(__s32 cpu)
+static bool take_waiting(__u64 dsq, __s32 cpu, __u32 tid)
 {
-	__u32 key = cpu, tid, looks = zero;
-	struct queue *own = bpf_map_lookup_elem(&queues, &key);
 	struct task_struct *p;
 	bool moved = false;
+	__u32 looks = zero;
 
-	if (!own || !own->next)
-		return false;
-	tid = own->next;
-	own->next = 0;
-	bpf_for_each(scx_dsq, p, own->next_at, 0) {
+	bpf_for_each(scx_dsq, p, dsq, 0) {
 		if (looks++ >= LOOKED_AT_TO_RESCUE)
 			break;
 		if (p->pid != tid)
@@ -80,6 +74,22 @@ static bool serve_yield(__s32 cpu)
 		break;
 	}
 	return moved;
+}
+
+/* Runs the thread that a CPU was given away to, if that still waits, also if it does for long. */
+static bool serve_yield(__s32 cpu)
+{
+	__u32 key = cpu, tid, at;
+	struct queue *own = bpf_map_lookup_elem(&queues, &key);
+
+	if (!own || !own->next)
+		return false;
+	tid = own->next;
+	own->next = 0;
+	at = own->next_at;
+	if (take_waiting(at, cpu, tid))
+		return true;
+	return scx_bpf_dsq_nr_queued(LATE | at) > 0 && take_waiting(LATE | at, cpu, tid);
 }
 
 #endif
