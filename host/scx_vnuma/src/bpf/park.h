@@ -12,12 +12,17 @@
 
 /* The longest wait at once of a thread that is not at its return to user space. */
 #define LEAST_PARK_NS	100000000ULL
+/*
+ * The longest wait at once of one that is. Until it ends the kernel can neither take the thread to
+ * another CPU nor end it, and who changes its affinity waits.
+ */
+#define MOST_PARK_NS	1000000000ULL
 /* A thread that runs for so long in the kernel is taken for one that never returns. */
 #define MOST_IN_KERNEL_NS 50000000ULL
 /* How often a thread looks for its wait to have begun: for some microseconds. */
 #define PARK_LOOKS	4096
 
-/* Of each thread that had to wait, by its number. */
+/* Of each thread that had to wait, by its address: an exec changes the number of a thread. */
 struct work {
 	struct bpf_task_work work;
 };
@@ -26,7 +31,7 @@ struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__uint(max_entries, 4 * VNUMA_SCHED_MAX_THREADS);
-	__type(key, __u32);
+	__type(key, __u64);
 	__type(value, struct work);
 } works SEC(".maps");
 
@@ -36,7 +41,7 @@ static int park(struct bpf_map *map, void *key, void *value);
 static bool ask(struct task_struct *p, struct thread *t)
 {
 	struct work *work, none = {};
-	__u32 key = p->pid;
+	__u64 key = (__u64)p;
 
 	if (!bpf_ksym_exists(bpf_task_work_schedule_resume___weak))
 		return false;
@@ -86,11 +91,10 @@ static int park(struct bpf_map *map, void *key, void *value)
 /* Until when a thread that is queued waits for a cpu.max. 0: it is queued as if it had none. */
 static __u64 parked_until(struct task_struct *p, struct thread *t, __u64 now)
 {
-	__u64 until = throttled_until(t, now), most = now + LEAST_PARK_NS;
+	__u64 until = throttled_until(t, now);
+	__u64 most = now + (t->parks ? MOST_PARK_NS : LEAST_PARK_NS);
 
-	if (!until || t->parks)
-		return until;
-	if (ask(p, t))
+	if (!until || (!t->parks && ask(p, t)))
 		return 0;
 	return until < most ? until : most;
 }

@@ -329,7 +329,7 @@ static __s32 queue_for(struct task_struct *p, struct thread *t, const struct cpu
 	__s32 cpu = scx_bpf_task_cpu(p), to;
 
 	/* The kernel ends a scheduler that takes it elsewhere. */
-	if (p->migration_disabled)
+	if (is_pinned(p))
 		return cpu;
 	if (place && t->apply) {
 		t->apply = false;
@@ -523,14 +523,19 @@ void BPF_PROG(vnuma_running, struct task_struct *p)
 	t->running_ns = bpf_ktime_get_ns();
 	t->queued_ns = 0;
 	t->since_ns = 0;
-	/* It is also called for a thread that goes on, as before one gives its CPU away. */
 	if (t->parked_ns) {
 		t->parked_ns = 0;
 		t->parks = false;
 	}
 	set_share(t, queue, share_of(p, t, t->running_ns));
 	note_running(queue, t);
-	slice = t->until_ns && !t->asked ? LEAST_SLICE_NS : slice_on(cpu, h);
+	/*
+	 * The kernel calls this as it notes that a thread which gives its CPU away cannot migrate.
+	 * With time left the thread would keep the CPU.
+	 */
+	if (t->parks)
+		return;
+	slice = t->until_ns ? LEAST_SLICE_NS : slice_on(cpu, h);
 	if (t->late_ns) {
 		t->late_ns = t->running_ns;
 		slice = LATE_SLICE_NS;
@@ -552,6 +557,8 @@ void BPF_PROG(vnuma_tick, struct task_struct *p)
 	struct queue *queue = bpf_map_lookup_elem(&queues, &cpu);
 	__u64 now = bpf_ktime_get_ns();
 
+	if (!bpf_get_current_task_btf()->migration_disabled)
+		programs_migrate = true;
 	/* It is late if it could not be set when it went off last. */
 	if (now > alarm_ns + 2 * LOOK_NS)
 		set_alarm(now, now);
@@ -650,12 +657,13 @@ SEC("struct_ops/vnuma_exit_task")
 void BPF_PROG(vnuma_exit_task, struct task_struct *p, struct scx_exit_task_args *args)
 {
 	__u32 tid = p->pid;
+	__u64 key = (__u64)p;
 
 	/* All threads come here when the scheduler is unloaded. */
 	if (!(p->flags & PF_EXITING))
 		return;
 	bpf_map_delete_elem(&assignments, &tid);
-	bpf_map_delete_elem(&works, &tid);
+	bpf_map_delete_elem(&works, &key);
 }
 
 SEC("struct_ops.s/vnuma_cgroup_init")

@@ -48,6 +48,20 @@ static bool may_take(struct task_struct *p, __s32 cpu)
 	return !p->migration_disabled || scx_bpf_task_cpu(p) == cpu;
 }
 
+/* Does this kernel leave a thread's migration alone while a BPF program runs on its CPU? */
+static bool programs_migrate;
+
+/*
+ * May a thread run only on its own CPU? As is_bpf_migration_disabled() in the kernel: with
+ * preemptible RCU the thread that runs cannot migrate for as long as this program runs.
+ */
+static bool is_pinned(struct task_struct *p)
+{
+	if (p->migration_disabled == 1 && p == bpf_get_current_task_btf())
+		return programs_migrate;
+	return p->migration_disabled;
+}
+
 /* How long a thread has waited. It may have been queued by another CPU after `now` was read. */
 static __u64 waits(struct thread *t, __u64 now)
 {
