@@ -6,6 +6,7 @@ mod cores;
 mod cpus;
 mod deep;
 mod entitled;
+mod fair;
 mod names;
 mod quotas;
 mod tickless;
@@ -60,7 +61,7 @@ const RACES: usize = 6;
 #[derive(clap::Args)]
 pub struct Arguments {
     /// Play this part only; may be repeated. `cores` is for a server whose cores have two threads,
-    /// `tickless` for one with a CPU of nohz_full, and neither is played with others
+    /// `tickless` for one with a CPU of nohz_full, `fair` for one with eight CPUs, and none of them is played with others
     #[arg(long = "part", value_name = "NAME")]
     parts: Vec<String>,
     /// Thefts of a thread whose CPUs change meanwhile
@@ -111,6 +112,9 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     }
     if arguments.parts == ["cores"] {
         return cores::are_taken_whole();
+    }
+    if arguments.parts == ["fair"] {
+        return fair::groups_have_their_part();
     }
     if arguments.parts == ["tickless"] {
         return tickless::have_no_tick();

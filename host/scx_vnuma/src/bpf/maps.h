@@ -118,6 +118,7 @@ struct queue {
 	__u64 runs_vtime;	/* of the thread that runs */
 	__u64 runs_share;	/* its share of a CPU */
 	__u64 ends_ns;		/* when its time is up, if a tick is too late; 0: it is not */
+	__u64 load;		/* shares of the thread that runs and of those that wait, as last added up */
 	bool endless;		/* its time is never up, so that the CPU needs no tick */
 };
 

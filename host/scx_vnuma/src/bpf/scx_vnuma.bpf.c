@@ -43,6 +43,7 @@
 #include "steal.h"
 #include "yield.h"
 #include "tickless.h"
+#include "balance.h"
 
 #define CLOCK_MONOTONIC	1
 
@@ -221,6 +222,7 @@ static __u64 queue_anew(__u64 now)
 static int end_waits(void *map, int *key, struct alarm *alarm)
 {
 	__u64 now = bpf_ktime_get_ns(), next = 0, slices, anew;
+	struct vnuma_sched_header *h = get_header();
 	struct task_struct *p;
 	struct thread *t;
 	__u32 ended = zero;
@@ -252,6 +254,8 @@ static int end_waits(void *map, int *key, struct alarm *alarm)
 	if (now >= looked_ns + LEAST_LOOK_NS) {
 		looked_ns = now;
 		look_around(now);
+		if (h)
+			balance(h, now);
 	} else if (!next || next > looked_ns + LEAST_LOOK_NS) {
 		next = looked_ns + LEAST_LOOK_NS;
 	}
@@ -261,8 +265,8 @@ static int end_waits(void *map, int *key, struct alarm *alarm)
 	anew = queue_anew(now);
 	if (anew && (!next || anew < next))
 		next = anew;
-	if (!next || next > now + LOOK_NS)
-		next = now + LOOK_NS;
+	if (!next || next > now + BALANCE_NS)
+		next = now + BALANCE_NS;
 	set_alarm(next, now);
 	return 0;
 }

@@ -205,10 +205,11 @@ static bool is_stalled(__u32 cpu, struct vnuma_sched_header *h, __u64 now)
 }
 
 /* Moves a thread that waits for another CPU to the queue of this one. */
-static void bring(__u32 tid, __u64 victim, __s32 cpu, struct vnuma_sched_header *h)
+static bool bring(__u32 tid, __u64 victim, __s32 cpu, struct vnuma_sched_header *h)
 {
 	__u32 looks = zero;
 	struct task_struct *p;
+	bool moved = false;
 	struct thread *t;
 
 	bpf_for_each(scx_dsq, p, victim, 0) {
@@ -223,10 +224,10 @@ static void bring(__u32 tid, __u64 victim, __s32 cpu, struct vnuma_sched_header 
 		come_to(t, cpu, h->slice_ns);
 		set_waited_for(cpu);
 		scx_bpf_dsq_move_set_vtime(&___it, t->vtime);
-		if (scx_bpf_dsq_move_vtime(&___it, p, cpu, 0))
-			count(VNUMA_SCHED_COUNT_STARVED);
+		moved = scx_bpf_dsq_move_vtime(&___it, p, cpu, 0);
 		break;
 	}
+	return moved;
 }
 
 /*
@@ -265,8 +266,8 @@ static void rescue(__s32 cpu, struct vnuma_sched_header *h, __u64 now)
 			found = tid;
 		}
 	}
-	if (found)
-		bring(found, best, cpu, h);
+	if (found && bring(found, best, cpu, h))
+		count(VNUMA_SCHED_COUNT_STARVED);
 }
 
 /* As Xen's Credit scheduler does: the CPUs after this one by number, whatever their node. */

@@ -226,6 +226,7 @@ fn threads_follow_their_places_in_the_kernel() {
     let thefts = if soak_rounds().is_some() { "5000" } else { "1000" };
     run("2n4c", &[job(&["lab-scenario", "scheduler", "--thefts", thefts])]);
     run("2n8c-smt", &[job(&["lab-scenario", "scheduler", "--part", "cores"])]);
+    run("2n8c", &[job(&["lab-scenario", "scheduler", "--part", "fair"])]);
     run("2n4c-nohz", &[job(&["lab-scenario", "scheduler", "--part", "tickless"])]);
 }
 
