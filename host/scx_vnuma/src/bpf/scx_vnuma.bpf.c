@@ -43,6 +43,7 @@
 #include "steal.h"
 #include "yield.h"
 #include "tickless.h"
+#include "slices.h"
 #include "balance.h"
 
 #define CLOCK_MONOTONIC	1
@@ -52,18 +53,6 @@
 
 /* A thread whose CPU another class has taken is left to CPUs of its place for so long. */
 #define RELEASE_NS	2000000ULL
-
-/* Time between two looks at all queues, at most and at least. */
-#define LOOK_NS		100000000ULL
-#define LEAST_LOOK_NS	1000000ULL
-
-/*
- * All threads of a queue have their turn within this time, if need be by shorter slices, but
- * not shorter than the least: the kernel's watchdog ends a scheduler that has a thread wait
- * too long, and any user can have thousands wait.
- */
-#define TURN_NS		2000000000ULL
-#define LEAST_SLICE_NS	250000ULL
 
 /* Threads that have waited for their cpu.max and are queued at once, and the pause after them. */
 #define ENDED_AT_ONCE	64
@@ -78,8 +67,9 @@
  */
 #define REQUEUE_NS	200000000ULL
 
-/* When the alarm goes off; 0: it does not. */
-static __u64 alarm_ns;
+/* Time between two looks at all queues, at least. */
+#define LEAST_LOOK_NS	1000000ULL
+
 /* When all queues were looked at last. */
 static __u64 looked_ns;
 /* A cpu.max has changed: those that wait for one are to be queued anew; when that was done last. */
@@ -87,20 +77,6 @@ static bool requeue;
 static __u64 requeued_ns;
 /* When threads that their CPU had already were queued anew last. */
 static __u64 released_ns;
-
-/* How long a thread runs before others of the queue of its CPU have their turn. */
-static __u64 slice_on(__s32 cpu, struct vnuma_sched_header *h)
-{
-	__s32 length = length_of(cpu);
-	__u64 slice = h->slice_ns, part;
-
-	if (length <= 0)
-		return slice;
-	part = TURN_NS / (__u32)length;
-	if (part < LEAST_SLICE_NS)
-		part = LEAST_SLICE_NS;
-	return part < slice ? part : slice;
-}
 
 /* Who wakes compares itself with the thread that runs. */
 static void note_running(struct queue *queue, struct thread *t)
@@ -120,43 +96,6 @@ static void charge(struct task_struct *p, struct thread *t, __u64 now)
 	if (t->asked)
 		t->in_kernel_ns += ns;
 	take_time(p, t, ns, now);
-}
-
-static void set_alarm(__u64 until_ns, __u64 now)
-{
-	__u32 first = 0;
-	struct alarm *alarm = bpf_map_lookup_elem(&alarms, &first);
-
-	if (!alarm || (alarm_ns && alarm_ns <= until_ns && now < alarm_ns + LOOK_NS))
-		return;
-	/* If it cannot be set now, the next one who needs it tries again. */
-	alarm_ns = until_ns;
-	if (bpf_timer_start(&alarm->timer, until_ns > now ? until_ns - now : 1, 0))
-		alarm_ns = 0;
-}
-
-/* Ends slices that are shorter than a tick. Returns when the next one ends; 0: none does. */
-static __u64 end_slices(__u64 now)
-{
-	__u64 next = 0, ends;
-	struct queue *queue;
-	__u32 cpu;
-
-	bpf_for(cpu, 0, nr_cpus) {
-		queue = bpf_map_lookup_elem(&queues, &cpu);
-		if (!queue)
-			continue;
-		ends = queue->ends_ns;
-		if (!ends)
-			continue;
-		if (ends <= now) {
-			queue->ends_ns = 0;
-			scx_bpf_kick_cpu(cpu, SCX_KICK_PREEMPT);
-		} else if (!next || ends < next) {
-			next = ends;
-		}
-	}
-	return next;
 }
 
 /* An idle CPU of a mask, on the node of a CPU or on the nearest one that has any. */
@@ -517,7 +456,7 @@ void BPF_PROG(vnuma_running, struct task_struct *p)
 	struct thread *t = get_thread(p);
 	__u32 cpu = scx_bpf_task_cpu(p);
 	struct queue *queue = bpf_map_lookup_elem(&queues, &cpu);
-	__u64 slice;
+	bool late;
 
 	if (!h || !t || !queue)
 		return;
@@ -525,6 +464,9 @@ void BPF_PROG(vnuma_running, struct task_struct *p)
 	come_to(t, cpu, h->slice_ns);
 	pass_to(queue, cpu, t->vtime);
 	t->running_ns = bpf_ktime_get_ns();
+	late = t->late_ns || waits(t, t->running_ns) >= LATE_NS;
+	if (t->late_ns)
+		t->late_ns = t->running_ns;
 	t->queued_ns = 0;
 	t->since_ns = 0;
 	if (t->parked_ns) {
@@ -539,18 +481,7 @@ void BPF_PROG(vnuma_running, struct task_struct *p)
 	 */
 	if (t->parks)
 		return;
-	slice = t->until_ns ? LEAST_SLICE_NS : slice_on(cpu, h);
-	if (t->late_ns) {
-		t->late_ns = t->running_ns;
-		slice = LATE_SLICE_NS;
-	}
-	queue->ends_ns = 0;
-	queue->endless = needs_no_tick(t, cpu) && scx_bpf_task_set_slice(p, SCX_SLICE_INF);
-	if (!queue->endless && slice < h->slice_ns && scx_bpf_task_set_slice(p, slice)) {
-		/* The kernel sees it at a tick, which may be much later. */
-		queue->ends_ns = t->running_ns + slice;
-		set_alarm(queue->ends_ns, t->running_ns);
-	}
+	begin_slice(p, t, queue, h, late);
 }
 
 SEC("struct_ops/vnuma_tick")

@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * How long a thread has a CPU before others have their turn. Slices may be shorter than a tick, so a
+ * timer ends them. The same one does whatever else is to be done at a time.
+ */
+#ifndef SCX_VNUMA_SLICES_H
+#define SCX_VNUMA_SLICES_H
+
+/* The longest time for which the timer is not set. */
+#define LOOK_NS		100000000ULL
+
+/*
+ * All threads of a queue have their turn within this time, if need be by shorter slices, but
+ * not shorter than the least: the kernel's watchdog ends a scheduler that has a thread wait
+ * too long, and any user can have thousands wait.
+ */
+#define TURN_NS		2000000000ULL
+#define LEAST_SLICE_NS	250000ULL
+
+/* When the alarm goes off; 0: it does not. */
+static __u64 alarm_ns;
+
+/* How long a thread runs before others of the queue of its CPU have their turn. */
+static __u64 slice_on(__s32 cpu, struct vnuma_sched_header *h)
+{
+	__s32 length = length_of(cpu);
+	__u64 slice = h->slice_ns, part;
+
+	if (length <= 0)
+		return slice;
+	part = TURN_NS / (__u32)length;
+	if (part < LEAST_SLICE_NS)
+		part = LEAST_SLICE_NS;
+	return part < slice ? part : slice;
+}
+
+static void set_alarm(__u64 until_ns, __u64 now)
+{
+	__u32 first = 0;
+	struct alarm *alarm = bpf_map_lookup_elem(&alarms, &first);
+
+	if (!alarm || (alarm_ns && alarm_ns <= until_ns && now < alarm_ns + LOOK_NS))
+		return;
+	/* If it cannot be set now, the next one who needs it tries again. */
+	alarm_ns = until_ns;
+	if (bpf_timer_start(&alarm->timer, until_ns > now ? until_ns - now : 1, 0))
+		alarm_ns = 0;
+}
+
+/* Ends slices that are shorter than a tick. Returns when the next one ends; 0: none does. */
+static __u64 end_slices(__u64 now)
+{
+	__u64 next = 0, ends;
+	struct queue *queue;
+	__u32 cpu;
+
+	bpf_for(cpu, 0, nr_cpus) {
+		queue = bpf_map_lookup_elem(&queues, &cpu);
+		if (!queue)
+			continue;
+		ends = queue->ends_ns;
+		if (!ends)
+			continue;
+		if (ends <= now) {
+			queue->ends_ns = 0;
+			scx_bpf_kick_cpu(cpu, SCX_KICK_PREEMPT);
+		} else if (!next || ends < next) {
+			next = ends;
+		}
+	}
+	return next;
+}
+
+/*
+ * A thread gets a CPU. One that is late has a short turn, as others have probably waited for as long:
+ * another class may have the CPU most of the time.
+ */
+static void begin_slice(struct task_struct *p, struct thread *t, struct queue *queue,
+			struct vnuma_sched_header *h, bool late)
+{
+	__u64 slice = t->until_ns || late ? LEAST_SLICE_NS : slice_on(t->cpu, h);
+
+	queue->ends_ns = 0;
+	queue->endless = needs_no_tick(t, t->cpu) && scx_bpf_task_set_slice(p, SCX_SLICE_INF);
+	if (queue->endless || slice >= h->slice_ns)
+		return;
+	if (!scx_bpf_task_set_slice(p, slice))
+		return;
+	/* The kernel sees it at a tick, which may be much later. */
+	queue->ends_ns = t->running_ns + slice;
+	set_alarm(queue->ends_ns, t->running_ns);
+}
+
+#endif
