@@ -36,6 +36,10 @@ const TINY: usize = 650;
 /// emulated.
 const TINY_BESIDE_FAIR: usize = 200;
 const LOOK: Duration = Duration::from_millis(250);
+/// Loops beside a thread that changes its priority all the time: so many that slices are short.
+const BESIDE_CALLER: usize = 800;
+/// What that thread has of the CPU, at most: as one of them it has a thousandth.
+const MOST_OF_CALLER: f64 = 0.01;
 
 /// The loops, in a process of their own: `lab-scenario scheduler --crowd N --on CPUS`.
 pub fn be(count: usize, on: &vnuma_model::CpuSet) -> Result<()> {
@@ -150,6 +154,46 @@ pub fn has_next_to_nothing() -> Result<()> {
         stop(process)?;
     }
     Ok(())
+}
+
+/// Changes its priority all the time: `lab-scenario scheduler --caller`.
+pub fn be_a_caller() -> Result<()> {
+    loop {
+        for nice in [1, 0] {
+            // SAFETY: the call takes numbers, and no memory.
+            let done = unsafe { nix::libc::setpriority(nix::libc::PRIO_PROCESS, 0, nice) };
+            ensure!(done == 0, "setpriority: {}", std::io::Error::last_os_error());
+        }
+    }
+}
+
+/// Each such call ends a thread's time on its CPU and begins it again, as far as the scheduler is told. It gets no more by that.
+pub fn has_no_more_by_calls() -> Result<()> {
+    let (process, scheduler) = start(&[])?;
+    let cpu = CPU.to_string();
+    let group = Group::new("crowd", "cpu.weight", "100")?;
+    let crowd = begin(BESIDE_CALLER, &cpu, &group)?;
+    let program = std::env::current_exe().context("this program")?;
+    let caller = Command::new(program).args(["scheduler", "--caller"]).stdin(Stdio::null()).spawn();
+    let caller = Process(caller.context("the caller")?);
+    let pid = caller.0.id().cast_signed();
+    let thread = Loop::of_thread_of(pid, pid);
+    thread.allow(&cpu)?;
+    thread.make_ext()?;
+    group.take(&thread)?;
+    let (began, before) = (Instant::now(), thread.ran_ns()?);
+    while began.elapsed() < LONGER_THAN_THE_WATCHDOG {
+        std::thread::sleep(LOOK);
+        beat(&scheduler)?;
+        ensure!(loaded()?.is_some(), "the kernel has ended the scheduler after {:?}", began.elapsed());
+    }
+    let part = (thread.ran_ns()? - before) as f64 / began.elapsed().as_nanos() as f64;
+    println!(
+        "beside {BESIDE_CALLER} loops a thread that changes its priority all the time had {part:.4} of the CPU"
+    );
+    ensure!(part <= MOST_OF_CALLER, "it had {part:.4}, at most {MOST_OF_CALLER} are right");
+    drop((caller, crowd));
+    stop(process)
 }
 
 /// The longest time in which one of these did not run, and what all had of a CPU. The kernel ends a scheduler that has one wait for 30 s.

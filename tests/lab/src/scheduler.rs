@@ -73,6 +73,9 @@ pub struct Arguments {
     /// Be those loops
     #[arg(long, value_name = "LOOPS", hide = true)]
     crowd: Option<usize>,
+    /// Change the priority all the time
+    #[arg(long, hide = true)]
+    caller: bool,
     /// On these CPUs
     #[arg(long, value_name = "CPUS", hide = true, default_value = "2")]
     on: vnuma_model::CpuSet,
@@ -106,6 +109,9 @@ const PARTS: [Part; 16] = [
 pub fn run(arguments: &Arguments) -> Result<()> {
     if let Some(count) = arguments.crowd {
         return crowd::be(count, &arguments.on);
+    }
+    if arguments.caller {
+        return crowd::be_a_caller();
     }
     if let Some(folder) = &arguments.folders {
         return quotas::be_a_maker(folder);
@@ -155,6 +161,9 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     }
     if wanted("tiny") {
         crowd::has_next_to_nothing()?;
+    }
+    if wanted("calls") {
+        crowd::has_no_more_by_calls()?;
     }
     if wanted("names") {
         names::need_not_be_there()?;

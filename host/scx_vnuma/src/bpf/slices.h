@@ -84,7 +84,13 @@ static void begin_slice(struct task_struct *p, struct thread *t, struct queue *q
 	queue->endless = needs_no_tick(t, t->cpu) && scx_bpf_task_set_slice(p, SCX_SLICE_INF);
 	if (queue->endless || slice >= h->slice_ns)
 		return;
-	if (!scx_bpf_task_set_slice(p, slice))
+	/*
+	 * What is left of its time is not made more: the kernel also calls this when a thread that
+	 * runs changes its priority or affinity, which it may do all the time.
+	 */
+	if (p->scx.slice <= slice)
+		slice = p->scx.slice;
+	else if (!scx_bpf_task_set_slice(p, slice))
 		return;
 	/* The kernel sees it at a tick, which may be much later. */
 	queue->ends_ns = t->running_ns + slice;
