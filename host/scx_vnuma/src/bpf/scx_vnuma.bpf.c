@@ -305,6 +305,29 @@ static bool goes_first(struct thread *t, __s32 cpu, __u64 slice, __u64 now)
 	return is_behind(t, queue, used(t, slice / AHEAD_PART), now);
 }
 
+/*
+ * Has an idle CPU run a thread that wakes, if there is one by now, at best the one that it was on: a
+ * CPU that is woken to steal it waits for the locks of a CPU that takes it itself meanwhile.
+ */
+static bool take_idle(struct task_struct *p, struct thread *t, const struct cpumask *place,
+		      __s32 cpu, struct vnuma_sched_header *h, __u64 enq_flags)
+{
+	const struct cpumask *cpus = place ?: p->cpus_ptr;
+	__s32 idle = cpu;
+
+	if (is_pinned(p))
+		return false;
+	if (!bpf_cpumask_test_cpu(cpu, cpus) || !scx_bpf_test_and_clear_cpu_idle(cpu))
+		idle = pick_idle(cpus, cpu);
+	/* The operator may have changed the CPUs since the mask was made. */
+	if (idle < 0 || !bpf_cpumask_test_cpu(idle, p->cpus_ptr))
+		return false;
+	come_to(t, idle, h->slice_ns);
+	scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL_ON | idle, h->slice_ns, enq_flags);
+	scx_bpf_kick_cpu(idle, SCX_KICK_IDLE);
+	return true;
+}
+
 SEC("struct_ops/vnuma_enqueue")
 void BPF_PROG(vnuma_enqueue, struct task_struct *p, __u64 enq_flags)
 {
@@ -342,6 +365,8 @@ void BPF_PROG(vnuma_enqueue, struct task_struct *p, __u64 enq_flags)
 		scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);
 		return;
 	}
+	if ((enq_flags & SCX_ENQ_WAKEUP) && take_idle(p, t, place, cpu, h, enq_flags))
+		return;
 	t->late_ns = 0;
 	dsq = queue_of(t, cpu, now);
 	set_waited_for(cpu);
