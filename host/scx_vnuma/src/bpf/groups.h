@@ -54,15 +54,17 @@ static void join(struct task_struct *p, struct thread *t, bool in)
 	if (!own)
 		return;
 	level = own->level;
-	bpf_for(i, 0, MAX_LEVELS) {
+	g = get_group(own);
+	more = g && change_users(g, weight, in, &weight);
+	bpf_for(i, 1, MAX_LEVELS) {
+		if (!more)
+			break;
 		cgrp = bpf_cgroup_ancestor(own, level - i);
 		if (!cgrp)
 			break;
 		g = get_group(cgrp);
 		more = g && change_users(g, weight, in, &weight);
 		bpf_cgroup_release(cgrp);
-		if (!more)
-			break;
 	}
 	bpf_cgroup_release(own);
 }
@@ -101,6 +103,22 @@ static struct group *know(struct cgroup *own, __u64 now)
 	return g;
 }
 
+/* When a cpu.max changed last. */
+static __u64 limits_ns;
+
+/* Has a thread no cpu.max, as was found after the last change of any? */
+static bool is_unlimited(struct thread *t)
+{
+	return !t->limited && t->limited_ns > *(volatile __u64 *)&limits_ns;
+}
+
+/* Notes whether a thread has a cpu.max. The time first: it is not to be later than what it is of. */
+static void note_limit(struct thread *t, struct group *g)
+{
+	t->limited_ns = *(volatile __u64 *)&g->known_ns;
+	t->limited = *(volatile bool *)&g->limited;
+}
+
 /* The share of a CPU that a thread has beside all others that are runnable. */
 static __u64 share_of(struct task_struct *p, struct thread *t, __u64 now)
 {
@@ -113,7 +131,7 @@ static __u64 share_of(struct task_struct *p, struct thread *t, __u64 now)
 	g = know(own, now);
 	if (g) {
 		share = part_of(g->share, weight, g);
-		t->limited = g->limited;
+		note_limit(t, g);
 	}
 	bpf_cgroup_release(own);
 	return share ?: 1;
@@ -122,18 +140,25 @@ static __u64 share_of(struct task_struct *p, struct thread *t, __u64 now)
 /* Takes time from the cpu.max of all groups of a thread, and notes until when it has to wait. */
 static void take_time(struct task_struct *p, struct thread *t, __u64 ns, __u64 now)
 {
-	struct cgroup *own = group_of(p), *cgrp;
+	struct cgroup *own, *cgrp;
 	__u64 latest = 0, until;
 	struct group *g;
 	__u32 i;
 	int level;
 
+	/* Most have none. */
+	if (is_unlimited(t)) {
+		t->until_ns = 0;
+		return;
+	}
+	own = group_of(p);
 	if (!own)
 		return;
 	level = own->level;
 	g = know(own, now);
-	/* Most groups have none. */
-	if (g && !g->limited)
+	if (g)
+		note_limit(t, g);
+	if (g && !t->limited)
 		level = -1;
 	bpf_for(i, 0, MAX_LEVELS) {
 		cgrp = bpf_cgroup_ancestor(own, level - i);
@@ -213,6 +238,8 @@ static void set_bandwidth(struct group *g, __u64 period_us, __u64 quota_us, __u6
 	g->left_ns = quota_us == UNLIMITED ? 0 : g->quota_ns;
 	g->refill_ns = bpf_ktime_get_ns() + g->period_ns;
 	g->known_ns = 0;
+	/* Last: who finds the limit that was finds it at an earlier time. */
+	limits_ns = bpf_ktime_get_ns();
 }
 
 #endif

@@ -50,13 +50,16 @@ static void set_apart(__u32 cpu, __u64 now)
 static bool serve_late(__u32 cpu, __u64 now)
 {
 	struct queue *own = bpf_map_lookup_elem(&queues, &cpu);
-	__s32 late = scx_bpf_dsq_nr_queued(LATE | cpu);
 	__u32 looks = zero;
 	struct task_struct *p;
 	struct thread *t;
 	bool moved = false;
+	__s32 late;
 
-	if (!own || late <= 0 || now < own->late_from_ns)
+	if (!own || now < own->late_from_ns || !is_waited_for(cpu))
+		return false;
+	late = scx_bpf_dsq_nr_queued(LATE | cpu);
+	if (late <= 0)
 		return false;
 	if (own->late_from_ns + LATE_CREDIT_NS < now)
 		own->late_from_ns = now - LATE_CREDIT_NS;

@@ -75,6 +75,7 @@ struct thread {
 	__u64 in_kernel_ns;	/* it has run since it was asked to park */
 	bool asked;		/* its return to user space is awaited, to have it park */
 	bool parks;		/* it is about to return to user space, and waits there */
+	__u64 limited_ns;	/* when `limited` was right; 0: never */
 	bool limited;		/* its group has a cpu.max, or one above it has */
 	bool placed;		/* `place` counts */
 	bool apply;		/* it is to be taken there */

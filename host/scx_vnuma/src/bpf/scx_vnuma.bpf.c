@@ -639,6 +639,15 @@ __s32 BPF_PROG(vnuma_cgroup_init, struct cgroup *cgrp, struct scx_cgroup_init_ar
 	return 0;
 }
 
+SEC("struct_ops/vnuma_cgroup_move")
+void BPF_PROG(vnuma_cgroup_move, struct task_struct *p, struct cgroup *from, struct cgroup *to)
+{
+	struct thread *t = bpf_task_storage_get(&threads, p, NULL, 0);
+
+	if (t)
+		t->limited_ns = 0;
+}
+
 SEC("struct_ops/vnuma_cgroup_set_weight")
 void BPF_PROG(vnuma_cgroup_set_weight, struct cgroup *cgrp, __u32 weight)
 {
@@ -729,6 +738,7 @@ struct sched_ext_ops mode = {							\
 	.exit_task = (void *)vnuma_exit_task,					\
 	.enable = (void *)vnuma_enable,						\
 	.cgroup_init = (void *)vnuma_cgroup_init,				\
+	.cgroup_move = (void *)vnuma_cgroup_move,				\
 	.cgroup_set_weight = (void *)vnuma_cgroup_set_weight,			\
 	.cgroup_set_bandwidth = (void *)vnuma_cgroup_set_bandwidth,		\
 	.cpu_release = (void *)vnuma_cpu_release,				\

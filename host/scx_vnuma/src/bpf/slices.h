@@ -23,7 +23,7 @@ static __u64 alarm_ns;
 /* How long a thread runs before others of the queue of its CPU have their turn. */
 static __u64 slice_on(__s32 cpu, struct vnuma_sched_header *h)
 {
-	__s32 length = length_of(cpu);
+	__s32 length = length_by_bit(cpu);
 	__u64 slice = h->slice_ns, part;
 
 	if (length <= 0)

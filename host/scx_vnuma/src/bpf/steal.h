@@ -243,7 +243,7 @@ static void rescue(__s32 cpu, struct vnuma_sched_header *h, __u64 now)
 	struct queue *own = bpf_map_lookup_elem(&queues, &key);
 
 	/* The search passes over all queues, so it is not made each time. */
-	if (!own || now - own->searched_ns < h->starve_ns / 4)
+	if (!own || now - own->searched_ns < h->starve_ns / 4 || !is_any_waited_for())
 		return;
 	own->searched_ns = now;
 	first = own->searched;

@@ -54,8 +54,11 @@ static struct thread *first_in(__u64 dsq)
 /* Virtual time of the first thread that waits for a CPU. False: none does. */
 static bool first_vtime(__u32 cpu, __u64 *vtime)
 {
-	struct thread *first = first_in(cpu), *late = NULL;
+	struct thread *first, *late = NULL;
 
+	if (!is_waited_for(cpu))
+		return false;
+	first = first_in(cpu);
 	if (scx_bpf_dsq_nr_queued(LATE | cpu) > 0)
 		late = first_in(LATE | cpu);
 	if (late && (!first || is_before(late->vtime, first->vtime)))

@@ -55,7 +55,13 @@ static __s32 length_of(__u32 cpu)
 	return (in_time > 0 ? in_time : 0) + (late > 0 ? late : 0);
 }
 
-/* As before, where there are none as a rule. */
+/* As before, at less cost where there are none. One that is about to wait may be left out. */
+static __s32 length_by_bit(__u32 cpu)
+{
+	return is_waited_for(cpu) ? length_of(cpu) : 0;
+}
+
+/* The same, and clears the bit. */
 static __s32 length_if_any(__u32 cpu)
 {
 	__s32 length;
