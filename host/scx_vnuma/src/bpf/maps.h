@@ -93,18 +93,6 @@ static struct thread *get_thread(struct task_struct *p)
 	return bpf_task_storage_get(&threads, p, NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
 }
 
-/* Ends the wait of threads whose control group has used up its cpu.max. */
-struct alarm {
-	struct bpf_timer timer;
-};
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct alarm);
-} alarms SEC(".maps");
-
 /* Of each CPU. */
 struct queue {
 	__u64 vtime;		/* of the thread that is behind most; it never goes back */
@@ -113,6 +101,7 @@ struct queue {
 	__u64 apart_ns;		/* when those that wait too long for it were set apart */
 	__u64 late_from_ns;	/* when the next one of these has a turn */
 	__u64 served_ns;	/* when a thread of ours ran last, if none does */
+	bool taken;		/* another class has the CPU since */
 	__u32 next;		/* the thread that another one gave the CPU to; 0: none */
 	__u32 next_at;		/* the CPU in whose queue that waits */
 	__u64 charged_ns;	/* when `runs_vtime` was right; 0: no thread of ours runs */

@@ -33,6 +33,7 @@
 #include <vnuma/sched.h>
 #include "kernel.h"
 #include "maps.h"
+#include "alarm.h"
 #include "members.h"
 #include "order.h"
 #include "groups.h"
@@ -471,6 +472,11 @@ void BPF_PROG(vnuma_dispatch, __s32 cpu, struct task_struct *prev)
 SEC("struct_ops/vnuma_cpu_release")
 void BPF_PROG(vnuma_cpu_release, __s32 cpu, struct scx_cpu_release_args *args)
 {
+	__u32 key = cpu;
+	struct queue *queue = bpf_map_lookup_elem(&queues, &key);
+
+	if (queue)
+		queue->taken = true;
 	scx_bpf_reenqueue_local();
 }
 
@@ -489,6 +495,7 @@ void BPF_PROG(vnuma_running, struct task_struct *p)
 	come_to(t, cpu, h->slice_ns);
 	pass_to(queue, cpu, t->vtime);
 	t->running_ns = bpf_ktime_get_ns();
+	queue->taken = false;
 	late = t->late_ns || waits(t, t->running_ns) >= LATE_NS;
 	if (t->late_ns)
 		t->late_ns = t->running_ns;

@@ -1,13 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
  * How long a thread has a CPU before others have their turn. Slices may be shorter than a tick, so a
- * timer ends them. The same one does whatever else is to be done at a time.
+ * timer ends them.
  */
 #ifndef SCX_VNUMA_SLICES_H
 #define SCX_VNUMA_SLICES_H
-
-/* The longest time for which the timer is not set. */
-#define LOOK_NS		100000000ULL
 
 /*
  * All threads of a queue have their turn within this time, if need be by shorter slices, but
@@ -16,9 +13,6 @@
  */
 #define TURN_NS		2000000000ULL
 #define LEAST_SLICE_NS	250000ULL
-
-/* When the alarm goes off; 0: it does not. */
-static __u64 alarm_ns;
 
 /* How long a thread runs before others of the queue of its CPU have their turn. */
 static __u64 slice_on(__s32 cpu, struct vnuma_sched_header *h)
@@ -32,19 +26,6 @@ static __u64 slice_on(__s32 cpu, struct vnuma_sched_header *h)
 	if (part < LEAST_SLICE_NS)
 		part = LEAST_SLICE_NS;
 	return part < slice ? part : slice;
-}
-
-static void set_alarm(__u64 until_ns, __u64 now)
-{
-	__u32 first = 0;
-	struct alarm *alarm = bpf_map_lookup_elem(&alarms, &first);
-
-	if (!alarm || (alarm_ns && alarm_ns <= until_ns && now < alarm_ns + LOOK_NS))
-		return;
-	/* If it cannot be set now, the next one who needs it tries again. */
-	alarm_ns = until_ns;
-	if (bpf_timer_start(&alarm->timer, until_ns > now ? until_ns - now : 1, 0))
-		alarm_ns = 0;
 }
 
 /* Ends slices that are shorter than a tick. Returns when the next one ends; 0: none does. */

@@ -24,6 +24,9 @@
 #define LOOKED_AT_IN_ALL 1024
 #define LOOKED_AT_TO_RESCUE 512
 
+/* A CPU that has chosen no thread for so long has none of ours to run: another class has it. */
+#define CHOOSES_NS	2000000ULL
+
 /* A search for a thread. */
 struct search {
 	__u64 now;
@@ -143,6 +146,19 @@ static bool steal_from(__u32 victim, __s32 cpu, struct vnuma_sched_header *h, st
 	return take_from(victim, cpu, h, s);
 }
 
+/*
+ * Will a CPU run one of its threads itself in a moment? It is about to choose one. Who steals that
+ * would wait for it: for its lock, and on a virtual machine for it to have a CPU. If others wait
+ * there as well the timer sees to them.
+ */
+static bool chooses(struct queue *queue, __u64 now)
+{
+	if (queue->charged_ns || queue->taken || now >= queue->served_ns + CHOOSES_NS)
+		return false;
+	set_alarm(now + CHOOSES_NS, now);
+	return true;
+}
+
 static __noinline __u32 node_of(struct vnuma_sched_topology *host, __u32 cpu)
 {
 	return cpu < MAX_CPUS ? host->node_of[cpu] : MAX_NODES;
@@ -153,9 +169,10 @@ static __noinline __u32 node_of(struct vnuma_sched_topology *host, __u32 cpu)
  * 0xffff less the number of its CPU: of two that are as long the lower number comes first. 0: none.
  */
 static __noinline __u32 longest_on(struct vnuma_sched_topology *host, __u32 node, __u32 cpu,
-				   __u32 limit)
+				   __u32 limit, __u64 now)
 {
 	__u32 best = 0, victim, rank, i, bit;
+	struct queue *queue;
 	__s32 length;
 	__u64 word;
 
@@ -168,7 +185,8 @@ static __noinline __u32 longest_on(struct vnuma_sched_topology *host, __u32 node
 			if (!(word >> bit & 1) || victim == cpu || node_of(host, victim) != node)
 				continue;
 			length = length_if_any(victim);
-			if (!length)
+			queue = bpf_map_lookup_elem(&queues, &victim);
+			if (!length || !queue || chooses(queue, now))
 				continue;
 			rank = ((__u32)(length > 0xffff ? 0xffff : length) << 16) |
 			       (0xffff - victim);
@@ -187,7 +205,7 @@ static bool steal_on(struct vnuma_sched_topology *host, __u32 node, __s32 cpu,
 	bool stolen = false;
 
 	bpf_for(try, 0, TRIES) {
-		best = longest_on(host, node, cpu, best);
+		best = longest_on(host, node, cpu, best, s->now);
 		if (best)
 			stolen = steal_from(0xffff - (best & 0xffff), cpu, h, s);
 		if (stolen || !best)
@@ -274,11 +292,13 @@ static void rescue(__s32 cpu, struct vnuma_sched_header *h, __u64 now)
 static void steal_blindly(struct vnuma_sched_topology *host, __s32 cpu,
 			  struct vnuma_sched_header *h, struct search *s)
 {
+	struct queue *queue;
 	__s32 i, victim;
 
 	bpf_for(i, 1, nr_cpus) {
 		victim = cpu + i < nr_cpus ? cpu + i : cpu + i - nr_cpus;
-		if (!length_if_any(victim))
+		queue = bpf_map_lookup_elem(&queues, &victim);
+		if (!length_if_any(victim) || !queue || chooses(queue, s->now))
 			continue;
 		if (!steal_from(victim, cpu, h, s))
 			continue;
@@ -295,6 +315,8 @@ static void steal(__s32 cpu, struct vnuma_sched_header *h, __u64 now)
 	__u32 first = 0, node, other, i;
 
 	host = bpf_map_lookup_elem(&topology, &first);
+	/* Others need not look at its own queue any more, which is empty. */
+	length_if_any(cpu);
 	if (!host || cpu < 0 || !is_any_waited_for())
 		return;
 	node = node_of(host, cpu);
