@@ -308,7 +308,8 @@ static bool goes_first(struct thread *t, __s32 cpu, __u64 slice, __u64 now)
 
 /*
  * Has an idle CPU run a thread that wakes, if there is one by now, at best the one that it was on: a
- * CPU that is woken to steal it waits for the locks of a CPU that takes it itself meanwhile.
+ * CPU that is woken to steal it waits for the locks of a CPU that takes it itself meanwhile. A CPU to
+ * which the kernel leaves the rest of a wake-up comes here without select_cpu().
  */
 static bool take_idle(struct task_struct *p, struct thread *t, const struct cpumask *place,
 		      __s32 cpu, struct vnuma_sched_header *h, __u64 enq_flags)
@@ -752,7 +753,8 @@ struct sched_ext_ops mode = {							\
 	.init = (void *)vnuma_init,						\
 	.exit = (void *)vnuma_exit,						\
 	.flags = SCX_OPS_ENQ_LAST | SCX_OPS_ENQ_MIGRATION_DISABLED |		\
-		 SCX_OPS_BUILTIN_IDLE_PER_NODE | (mode_flags),			\
+		 SCX_OPS_ALLOW_QUEUED_WAKEUP | SCX_OPS_BUILTIN_IDLE_PER_NODE |	\
+		 (mode_flags),							\
 	.timeout_ms = 30000,							\
 	.name = "vnuma",							\
 }
