@@ -18,6 +18,7 @@ use crate::{
     vcpus,
 };
 use anyhow::{Context, Result, ensure};
+use clap::builder::PossibleValuesParser;
 use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sched::{CpuSet as Cpus, sched_setaffinity},
@@ -62,7 +63,7 @@ const RACES: usize = 6;
 pub struct Arguments {
     /// Play this part only; may be repeated. `cores` is for a server whose cores have two threads,
     /// `tickless` for one with a CPU of nohz_full, `fair` for one with eight CPUs, and none of them is played with others
-    #[arg(long = "part", value_name = "NAME")]
+    #[arg(long = "part", value_name = "NAME", value_parser = PossibleValuesParser::new(names_of_parts()))]
     parts: Vec<String>,
     /// Thefts of a thread whose CPUs change meanwhile
     #[arg(long, default_value_t = 300)]
@@ -106,6 +107,36 @@ const PARTS: [Part; 16] = [
     ("silence", forgets_places),
 ];
 
+/// What has schedulers of its own, one after the other.
+const LATER: [&str; 14] = [
+    "flips", "ends", "full", "entitled", "lags", "tiny", "calls", "names", "cpus", "yields", "deep", "twice",
+    "vcpus", "vnumad",
+];
+
+/// What a part does.
+type Play = fn() -> Result<()>;
+
+/// What is for a server of its own.
+const ELSEWHERE: [(&str, Play); 3] = [
+    ("cores", cores::are_taken_whole),
+    ("fair", fair::groups_have_their_part),
+    ("tickless", tickless::have_no_tick),
+];
+
+fn names_of_parts() -> impl Iterator<Item = &'static str> {
+    let elsewhere = ELSEWHERE.iter().map(|(name, _)| *name);
+    PARTS.iter().map(|(name, _)| *name).chain(LATER).chain(elsewhere)
+}
+
+/// The one part that is for another server, if it is that.
+fn elsewhere(parts: &[String]) -> Result<Option<Play>> {
+    let Some((name, play)) = ELSEWHERE.iter().find(|(name, _)| parts.iter().any(|part| part == name)) else {
+        return Ok(None);
+    };
+    ensure!(parts.len() == 1, "part {name} is for a server of its own: {}", parts.join(", "));
+    Ok(Some(*play))
+}
+
 pub fn run(arguments: &Arguments) -> Result<()> {
     if let Some(count) = arguments.crowd {
         return crowd::be(count, &arguments.on);
@@ -116,14 +147,8 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     if let Some(folder) = &arguments.folders {
         return quotas::be_a_maker(folder);
     }
-    if arguments.parts == ["cores"] {
-        return cores::are_taken_whole();
-    }
-    if arguments.parts == ["fair"] {
-        return fair::groups_have_their_part();
-    }
-    if arguments.parts == ["tickless"] {
-        return tickless::have_no_tick();
+    if let Some(play) = elsewhere(&arguments.parts)? {
+        return play();
     }
     let nodes = Nodes::read()?;
     ensure!(nodes.cpus(1).is_some_and(|cpus| cpus.to_string() == "2-3"), "the server is not a 2n4c");
@@ -131,7 +156,10 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     if let Some(count) = arguments.hostile {
         return crowd::run(count);
     }
-    let wanted = |name: &str| arguments.parts.is_empty() || arguments.parts.iter().any(|part| part == name);
+    let wanted = |name: &str| {
+        assert!(names_of_parts().any(|known| known == name), "no part {name} can be asked for");
+        arguments.parts.is_empty() || arguments.parts.iter().any(|part| part == name)
+    };
     if PARTS.iter().any(|(name, _)| wanted(name)) || wanted("flips") {
         // On a machine that stands still for a moment no thread counts as starving.
         let (process, scheduler) = start(&["--starve-ms", "10000"])?;
@@ -606,4 +634,33 @@ fn refuses_a_second_one() -> Result<()> {
     ensure!(loaded()?.as_deref() == Some(OPS), "the first one is not loaded any more");
     println!("a second one is refused: {}", error.trim());
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    fn parse(part: &str) -> std::result::Result<crate::Arguments, clap::Error> {
+        crate::Arguments::try_parse_from(["lab-scenario", "scheduler", "--part", part])
+    }
+
+    #[test]
+    fn an_unknown_part_is_refused_with_the_names_of_all() {
+        let error = parse("placess").err().expect("no part has that name").to_string();
+        assert!(error.contains("'placess'"), "{error}");
+        for name in ["alone", "silence", "twice", "vnumad", "cores", "fair", "tickless"] {
+            assert!(error.contains(&format!("{name}, ")) || error.contains(&format!("{name}]")), "{error}");
+            assert!(parse(name).is_ok(), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_part_for_another_server_is_refused_beside_others() {
+        let parts = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        assert!(elsewhere(&parts(&["ends"])).expect("one for this server").is_none());
+        assert!(elsewhere(&parts(&["fair"])).expect("one by itself").is_some());
+        let error = elsewhere(&parts(&["ends", "fair"])).expect_err("two servers").to_string();
+        assert_eq!(error, "part fair is for a server of its own: ends, fair");
+    }
 }
