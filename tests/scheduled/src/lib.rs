@@ -4,9 +4,11 @@
 #![forbid(unsafe_code)]
 
 mod counts;
+mod others;
 mod threads;
 mod wakes;
 
 pub use counts::{Programs, Yields};
+pub use others::Other;
 pub use threads::{Group, KEEP_S, LOOKS, Loop, beat, expect_share, loaded, shares, start, stop};
 pub use wakes::Wakes;
