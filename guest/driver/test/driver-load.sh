@@ -6,7 +6,9 @@
 # (0: never). After each $3 is done. Leaves in $moved how often they did. Where MOVES is empty they
 # stay, and all else is the same.
 move() {
-	local until=$((SECONDS + READ_S))
+	local until=$((SECONDS + READ_S)) mode
+	# Asked once: a busy guest takes longer to answer than to move.
+	mode=$(attribute mode)
 	moved=0
 	while ((SECONDS < until || moved < $1)); do
 		if [[ -z $MOVES ]]; then
@@ -14,7 +16,7 @@ move() {
 			moved=$((moved + 1))
 			$3
 			continue
-		elif [[ $(attribute mode) == safe ]]; then
+		elif [[ $mode == safe ]]; then
 			all_but_first
 		else
 			(($2 == 0 || moved % $2)) || random_distances
@@ -168,6 +170,50 @@ sched_ext_runs() {
 	((status == 0)) || fail "sched_ext, $kind, status $status: $(cat "$directory/events")
 $(guest dmesg | grep sched_ext | tail -4)"
 	echo "sched_ext: $kind, $moved publications, $(tail -1 "$directory/events")"
+}
+
+# CPUs move while schedulers of others run all tasks of the guest, one after the other.
+others() {
+	local program ran=0
+	for program in $OTHERS; do
+		other_runs "$program"
+	done
+	((ran > 0)) || fail "none of these schedulers runs while CPUs stay: $OTHERS"
+}
+
+# In $map: CPUs on all nodes.
+spread() {
+	local cpu list=
+	for ((cpu = 0; cpu < VCPUS; cpu++)); do
+		list+=,$cpu:$((cpu % NODES))
+	done
+	map=${list#,}
+}
+
+# One that does not run while CPUs stay is named. In safe mode CPUs come and go, for which the kernel ends
+# most of them, and their programs load them again or not.
+other_runs() {
+	local name=${1##*/} moved watcher status options= words=
+	[[ $(attribute mode) != safe ]] || words=--anew
+	[[ $name != scx_layered ]] || options=--run-example
+	# What a scheduler does by node it may leave out where only one node has CPUs.
+	spread
+	publish "$map"
+	guest "$SCHED_EXT" other $((READ_S + 15)) $words -- "$1" $options >"$directory/events" 2>&1 &
+	watcher=$!
+	await_line '\(loaded\|refused\)' 600 || { kill $watcher; return; }
+	if grep '^refused' "$directory/events"; then
+		wait $watcher || fail "$name, status $?: $(cat "$directory/events")"
+		return
+	fi
+	ran=$((ran + 1))
+	move 8 0 tasks_sleep
+	check_now "with $name"
+	wait $watcher
+	status=$?
+	((status == 0)) || fail "$name, status $status: $(cat "$directory/events")
+$(guest dmesg | grep sched_ext | tail -4)"
+	echo "others: $name, $moved publications, $(tail -1 "$directory/events")"
 }
 
 # CPUs move while a thread on each of them, which no other task can take the CPU from, reads /dev/vnuma.

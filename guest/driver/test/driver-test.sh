@@ -15,7 +15,7 @@
 #   ROUNDS  random publications (200), SEED (1), LOAD seconds (0: idle)
 #   PORT    id of another free root port (vnuma1)
 #   STAGES  which of checker, events, hostile, distances, devices, hotplug, reload, readers, safe, moves (all), sched_ext, caches,
-#           churn, fifo, faults
+#           churn, fifo, faults, others
 #   HOSTILE which malformed publications, a regular expression for their names (all)
 #   MODULE  vnuma.ko in the guest, to be unloaded and loaded again (empty: left out)
 #   READERS  vnuma-readers.ko in the guest (/root/vnuma-readers.ko)
@@ -29,6 +29,7 @@
 #   STRICT   option of vnuma-check: what cannot be compared is wrong (--strict)
 #   MOVES    yes, or empty: CPUs stay where they are while a load runs
 #   SCHED_EXT  lab-sched-ext in the guest (/root/lab-sched-ext)
+#   OTHERS   programs in the guest of schedulers of sched_ext, for stage others
 #
 # Exit status 0 if nothing was wrong. The last line has the latencies.
 set -u
@@ -47,6 +48,7 @@ READERS=${READERS:-/root/vnuma-readers.ko}
 READ_S=${READ_S:-10}
 MOVES=${MOVES-yes}
 SCHED_EXT=${SCHED_EXT:-/root/lab-sched-ext}
+OTHERS=${OTHERS:-}
 HOSTILE=${HOSTILE:-.*}
 MODULE=${MODULE:-}
 FIFO=${FIFO:-/root/vnuma-fifo}
@@ -316,10 +318,10 @@ checker() {
 	echo "checker: finds what is wrong and what is missing"
 }
 
-# Up to a minute until the watching program in the guest has printed that line.
+# Up to a minute, or $2 seconds, until the watching program in the guest has printed that line.
 await_line() {
 	local try
-	for ((try = 0; try < 300; try++)); do
+	for ((try = 0; try < ${2:-60} * 5; try++)); do
 		grep -q "^$1" "$directory/events" && return
 		sleep 0.2
 	done
@@ -771,7 +773,7 @@ check_now first
 for stage in $STAGES; do
 	echo "stage $stage, $SECONDS s after the start"
 	case $stage in
-	checker | events | hostile | distances | devices | hotplug | readers | sched_ext | caches | churn | fifo) $stage ;;
+	checker | events | hostile | distances | devices | hotplug | readers | sched_ext | caches | churn | fifo | others) $stage ;;
 	reload | safe | faults) [[ -z $MODULE ]] || $stage ;;
 	moves)
 		: >"$latencies"

@@ -1,8 +1,9 @@
 //! Has a scheduler of `sched_ext` run all tasks of this machine for a time, with tasks to run.
 //!
-//! Exit status 1 if the kernel ended the scheduler, or if a task did not run for too long.
+//! Exit status 1 if the kernel ended the scheduler, or if a task did not run for too long. A scheduler of another program may not run
+//! here even while nothing changes: that is said, and is no fault.
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::{Parser, ValueEnum};
 use libbpf_rs::{MapCore, MapMut, ObjectBuilder};
 use nix::{
@@ -19,11 +20,17 @@ use std::{
     thread::{self, available_parallelism, sleep},
     time::{Duration, Instant},
 };
+use vnuma_scenario::wait_for;
+use vnuma_scheduled::{Other, loaded};
 
 /// The program, aligned as libbpf reads it.
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/by_node.bpf.o"));
 
 const STATE: &str = "/sys/kernel/sched_ext/state";
+/// Until the program of another scheduler has loaded it again, when CPUs come and go no more. Only ends a hang.
+const LOADS_AGAIN: Duration = Duration::from_secs(120);
+/// What the program of another scheduler says.
+const OTHERS_LOG: &str = "/run/lab-sched-ext.log";
 /// A task that has not run for so long waits for something that does not come.
 const STUCK: Duration = Duration::from_secs(30);
 /// Between two rounds of tasks that wait for each other, so that CPUs become idle.
@@ -35,6 +42,8 @@ enum Kind {
     PerNode,
     /// Two tasks for each CPU that may run nowhere else, in the queues of nodes
     Global,
+    /// The scheduler of another program, with tasks of both kinds
+    Other,
 }
 
 #[derive(Parser)]
@@ -43,6 +52,15 @@ struct Arguments {
     kind: Kind,
     /// How long
     seconds: u64,
+    /// With `other`: so long before, while nothing changes
+    #[arg(long, value_name = "SECONDS", default_value_t = 20)]
+    still: u64,
+    /// With `other`: the kernel may end it and the program load it again, as it does where CPUs come and go
+    #[arg(long)]
+    anew: bool,
+    /// With `other`: the program, and its options
+    #[arg(last = true, required_if_eq("kind", "other"))]
+    program: Vec<String>,
 }
 
 /// A task, and how often it has run.
@@ -109,11 +127,74 @@ fn pair(number: usize) -> Result<[Worker; 2]> {
     Ok([Worker::start(format!("asker {number}"), asks), Worker::start(format!("answerer {number}"), answers)])
 }
 
+/// Has all workers run for a time. `check` is asked now and then.
+fn watch(seconds: u64, workers: &mut [Worker], mut check: impl FnMut() -> Result<()>) -> Result<()> {
+    let end = Instant::now() + Duration::from_secs(seconds);
+    while Instant::now() < end {
+        sleep(Duration::from_millis(500));
+        check()?;
+        workers.iter_mut().try_for_each(Worker::expect_to_run)?;
+    }
+    Ok(())
+}
+
+fn is_enabled() -> Result<()> {
+    let state = fs::read_to_string(STATE).context(STATE)?;
+    ensure!(state.trim() == "enabled", "the kernel has ended the scheduler: {STATE} is {}", state.trim());
+    Ok(())
+}
+
+fn report(workers: &[Worker], more: &str) {
+    let rounds: u64 = workers.iter().map(|worker| worker.rounds.load(Ordering::Relaxed)).sum();
+    println!("{} tasks, {rounds} rounds{more}", workers.len());
+}
+
+/// One that the kernel refuses, or that does not run while nothing changes, is named, and no fault of what changes later.
+fn run_another(arguments: &Arguments) -> Result<()> {
+    let (program, options) = arguments.program.split_first().context("no program")?;
+    let options: Vec<&str> = options.iter().map(String::as_str).collect();
+    let mut other = match Other::load(program, &options, OTHERS_LOG.into())? {
+        Ok(other) => other,
+        Err(why) => return refused(&why),
+    };
+    let cpus = available_parallelism()?.get();
+    let mut workers = vec![bound(cpus - 1), bound(cpus - 1)];
+    for number in 0..cpus {
+        workers.extend(pair(number)?);
+    }
+    let still = watch(arguments.still, &mut workers, || Ok(ensure!(other.stayed()?, "it ends by itself")));
+    if let Err(why) = still {
+        return refused(&format!("{program}: {why:#}: {:?}", other.end()?));
+    }
+    println!("loaded");
+    let anew = arguments.anew;
+    let watched = watch(arguments.seconds, &mut workers, || match anew {
+        true => Ok(ensure!(other.runs()?, "{program} has ended")),
+        false => Ok(ensure!(other.stayed()?, "{program} does not schedule any more")),
+    });
+    let watched = watched.and_then(|()| match anew {
+        true => wait_for("the program to load it again", LOADS_AGAIN, || Ok(loaded()?.is_some())),
+        false => Ok(()),
+    });
+    let times_anew = other.times_anew()?;
+    let ended = other.end()?;
+    watched.with_context(|| format!("{ended:?}"))?;
+    ensure!(anew || ended.is_ok(), "{program}: {ended:?}");
+    report(&workers, &format!(", loaded again {times_anew} times"));
+    Ok(())
+}
+
+fn refused(why: &str) -> Result<()> {
+    println!("refused: {}", why.replace('\n', " "));
+    Ok(())
+}
+
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
     let wanted = match arguments.kind {
         Kind::PerNode => "per_node",
         Kind::Global => "global",
+        Kind::Other => return run_another(&arguments),
     };
     let mut open = ObjectBuilder::default().open_memory(OBJECT)?;
     for mut map in open.maps_mut().filter(|map| map.name() != wanted) {
@@ -126,21 +207,12 @@ fn main() -> Result<()> {
     let mut workers = Vec::new();
     for cpu in 0..cpus {
         match arguments.kind {
-            Kind::PerNode => workers.extend(pair(cpu)?),
             Kind::Global => workers.extend([bound(cpu), bound(cpu)]),
+            _ => workers.extend(pair(cpu)?),
         }
     }
     println!("loaded");
-    let end = Instant::now() + Duration::from_secs(arguments.seconds);
-    while Instant::now() < end {
-        sleep(Duration::from_millis(500));
-        let state = fs::read_to_string(STATE).context(STATE)?;
-        if state.trim() != "enabled" {
-            bail!("the kernel has ended the scheduler: {STATE} is {}", state.trim());
-        }
-        workers.iter_mut().try_for_each(Worker::expect_to_run)?;
-    }
-    let rounds: u64 = workers.iter().map(|worker| worker.rounds.load(Ordering::Relaxed)).sum();
-    println!("{} tasks, {rounds} rounds", workers.len());
+    watch(arguments.seconds, &mut workers, is_enabled)?;
+    report(&workers, "");
     Ok(())
 }

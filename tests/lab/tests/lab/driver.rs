@@ -7,7 +7,7 @@ use crate::driver::debug::{Known, Run};
 use crate::{Job, run, soak_rounds, soak_seconds, soak_seed, third};
 use std::path::Path;
 use vnuma_lab_runner::kernels::AddedKernel;
-use vnuma_lab_runner::{build_binaries, driver};
+use vnuma_lab_runner::{build_binaries, driver, schedulers_of_scx};
 
 const KERNELS: [&str; 3] = ["6.12", "6.1", "7.3"];
 const STAGES: &str = "checker events hostile distances devices hotplug reload readers safe";
@@ -18,6 +18,12 @@ const HOSTILE: &str = "slots that overlap|torn generation|unknown required secti
 const ROUNDS: &str = "500";
 const LOAD_SECONDS: &str = "1800";
 const READ_SECONDS: &str = "600";
+/// Of scx. The first one has the kernel keep idle CPUs by node.
+const SCX: [&str; 4] = ["scx_bpfland", "scx_rusty", "scx_lavd", "scx_layered"];
+/// What a guest needs for each of them.
+const SCX_MEMORY: &str = "1536M";
+/// That CPUs move under each of them.
+const SCX_SECONDS: &str = "150";
 /// What a kernel says when its own allocations fail: the stack of one for the module itself, and that a file of an interrupt in /proc/irq
 /// is gone. The kernel does not look whether it could make these (`register_irq_proc()`), and warns when it removes one that it could not
 /// make (`unregister_irq_proc()`).
@@ -76,6 +82,29 @@ fn schedulers_run_while_maps_change(kernel: &str, mode: &str, nodes: &str, appen
     let mut job = job(kernel, &["1", "0", kernel], &env);
     let program = build_binaries(&[("vnuma-lab-tests", "lab-sched-ext")]).expect("the program builds");
     job.files.push((program[0].clone(), "/root/driver/lab-sched-ext".to_owned()));
+    run("2n4c", &[job]);
+}
+
+/// CPUs move while schedulers of scx run all tasks of the guest, one after the other. One that does not build is named.
+fn schedulers_of_scx_run_while_maps_change(kernel: &str, mode: &str, nodes: &str, append: &str) {
+    let seconds = soak_seconds().unwrap_or_else(|| SCX_SECONDS.to_owned());
+    let env = [
+        ("STAGES", "others"),
+        ("MODE", mode),
+        ("NODES", nodes),
+        ("APPEND", append),
+        ("READ_S", &seconds),
+        ("MEMORY", SCX_MEMORY),
+    ];
+    let mut job = job(kernel, &["1", "0", kernel], &env);
+    let program = build_binaries(&[("vnuma-lab-tests", "lab-sched-ext")]).expect("the program builds");
+    job.files.push((program[0].clone(), "/root/driver/lab-sched-ext".to_owned()));
+    for (name, built) in SCX.iter().zip(schedulers_of_scx(&SCX).unwrap_or_else(|error| panic!("{error}"))) {
+        match built {
+            Ok(built) => job.files.push((built, format!("/root/driver/{name}"))),
+            Err(error) => println!("{name}: not built: {error}"),
+        }
+    }
     run("2n4c", &[job]);
 }
 
@@ -221,6 +250,8 @@ rows! {
     sched_ext_7_3: schedulers_run_while_maps_change "7.3" "fast" "2" "";
     sched_ext_7_3_preempt_full: schedulers_run_while_maps_change "7.3" "fast" "4" "preempt=full";
     sched_ext_safe_7_3: schedulers_run_while_maps_change "7.3" "safe" "2" "";
+    scx_7_3: schedulers_of_scx_run_while_maps_change "7.3" "fast" "2" "";
+    scx_7_3_preempt_full: schedulers_of_scx_run_while_maps_change "7.3" "fast" "4" "preempt=full";
     state_6_1: structures_are_those_of_a_boot "6.1" "";
     state_6_12: structures_are_those_of_a_boot "6.12" "";
     state_7_3: structures_are_those_of_a_boot "7.3" "";
