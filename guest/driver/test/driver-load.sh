@@ -232,3 +232,44 @@ fifo() {
 	check_now "after readers of SCHED_FIFO"
 	echo "fifo: $moved publications, $(tail -1 "$directory/events")"
 }
+
+# Runs the kernel's own tests of sched_ext, where $1 is yes while CPUs move. Leaves in $failed which of
+# them failed, in $ran how many passed.
+selftests_run() {
+	local watcher out=$directory/selftests
+	guest timeout 3600 "$SELFTESTS" -q >"$out" 2>&1 &
+	watcher=$!
+	while kill -0 $watcher 2>/dev/null; do
+		if [[ -z $1 ]]; then
+			sleep 1
+		else
+			random_move
+			publish "$map"
+			moved=$((moved + 1))
+		fi
+	done
+	wait $watcher
+	failed=$(tr -d '\r' <"$out" | sed -n 's/^not ok [0-9]* \([^ ]*\) # .*/\1/p' | tr '\n' ' ')
+	ran=$(tr -d '\r' <"$out" | grep -c '^ok [0-9]* [^ ]* # *$')
+	grep -q '^RESULTS:' "$out" || fail "selftests: $(tail -n 20 "$out")"
+}
+
+# Those that need not pass while CPUs move. `dequeue` counts what its scheduler is told of each task. A
+# task for which the scheduler has chosen a queue in select_cpu() is in none of its queues when the
+# scheduler is bypassed before the task is queued, and the kernel does not tell (scx_do_enqueue_task()).
+readonly SELFTESTS_MOVED="dequeue"
+
+# Those that pass while no CPU moves pass while CPUs do.
+selftests() {
+	local moved=0 failed ran before name
+	selftests_run ""
+	before=$failed
+	echo "selftests: $ran passed without moves, not: ${before:-none}"
+	((failures)) || selftests_run yes
+	for name in $failed; do
+		[[ " $before $SELFTESTS_MOVED " == *" $name "* ]] ||
+			fail "selftest $name, with moves: $(grep -B 20 "^not ok [0-9]* $name " "$directory/selftests")"
+	done
+	check_now "after selftests"
+	echo "selftests: $ran passed with $moved moves, not: ${failed:-none}"
+}

@@ -15,12 +15,13 @@
 #   ROUNDS  random publications (200), SEED (1), LOAD seconds (0: idle)
 #   PORT    id of another free root port (vnuma1)
 #   STAGES  which of checker, events, hostile, distances, devices, hotplug, reload, readers, safe, moves (all), sched_ext, caches,
-#           churn, fifo, faults, others
+#           churn, fifo, faults, others, selftests
 #   HOSTILE which malformed publications, a regular expression for their names (all)
 #   MODULE  vnuma.ko in the guest, to be unloaded and loaded again (empty: left out)
 #   READERS  vnuma-readers.ko in the guest (/root/vnuma-readers.ko)
 #   READ_S   seconds that it runs for (10)
 #   AFFINITY  vnuma-affinity in the guest (/root/vnuma-affinity)
+#   SELFTESTS  runner of the kernel's selftests of sched_ext in the guest (/root/runner)
 #   FIFO     vnuma-fifo in the guest (/root/vnuma-fifo)
 #   FAULTS   vnuma-faults in the guest (/root/vnuma-faults)
 #   MODE     how MODULE is loaded again by stage faults (fast)
@@ -51,6 +52,7 @@ SCHED_EXT=${SCHED_EXT:-/root/lab-sched-ext}
 OTHERS=${OTHERS:-}
 HOSTILE=${HOSTILE:-.*}
 MODULE=${MODULE:-}
+SELFTESTS=${SELFTESTS:-/root/runner}
 FIFO=${FIFO:-/root/vnuma-fifo}
 FAULTS=${FAULTS:-/root/vnuma-faults}
 MODE=${MODE:-fast}
@@ -773,7 +775,7 @@ check_now first
 for stage in $STAGES; do
 	echo "stage $stage, $SECONDS s after the start"
 	case $stage in
-	checker | events | hostile | distances | devices | hotplug | readers | sched_ext | caches | churn | fifo | others) $stage ;;
+	checker | events | hostile | distances | devices | hotplug | readers | sched_ext | caches | churn | fifo | others | selftests) $stage ;;
 	reload | safe | faults) [[ -z $MODULE ]] || $stage ;;
 	moves)
 		: >"$latencies"

@@ -40,10 +40,10 @@ for file in vnuma.ko vnuma-readers.ko vnuma-check vnuma-affinity vnuma-fifo; do
 	lab-vm put $vm "$here/$file" "/root/$file"
 done
 others=
-for file in "$here"/lab-sched-ext "$here"/scx_*; do
+for file in "$here"/lab-sched-ext "$here"/runner "$here"/scx_*; do
 	[ -e "$file" ] || continue
 	lab-vm put $vm "$file" "/root/${file##*/}"
-	[ "${file##*/}" = lab-sched-ext ] || others="$others /root/${file##*/}"
+	case $file in */scx_*) others="$others /root/${file##*/}" ;; esac
 done
 lab-vm exec $vm -- insmod /root/vnuma.ko mode="${MODE:-auto}"
 GUEST="lab-vm exec $vm --" QMP=/run/lab-vm/$vm/ctl.sock MODULE=/root/vnuma.ko AFFINITY=/root/vnuma-affinity \

@@ -106,6 +106,17 @@ impl DebugKernel {
         self.directory.join("build")
     }
 
+    /// The program that runs the selftests of sched_ext that this kernel's source has, for the image's kernel of that version.
+    pub fn sched_ext_selftests(&self, version: &str) -> Result<PathBuf, KernelsError> {
+        let image = Image::ensure(Progress::Show)?;
+        let unknown = || KernelsError::Unknown(format!("selftests for {version}"));
+        let vmlinux = image.vmlinux(image.kernel(version).ok_or_else(unknown)?);
+        let vmlinux = fs::canonicalize(&vmlinux).map_err(file_error(&vmlinux))?;
+        let arguments = [self.directory.join("source"), vmlinux].map(|path| path.display().to_string());
+        let directory = made(&format!("selftests-{version}"), &["selftests.sh".to_owned()], &arguments)?;
+        Ok(directory.join("runner"))
+    }
+
     /// Files that modprobe reads in the guest: here, there.
     pub fn module_files(&self) -> Vec<(PathBuf, String)> {
         let folder = format!("lib/modules/{}", self.release);

@@ -6,7 +6,7 @@ mod debug;
 use crate::driver::debug::{Known, Run};
 use crate::{Job, run, soak_rounds, soak_seconds, soak_seed, third};
 use std::path::Path;
-use vnuma_lab_runner::kernels::AddedKernel;
+use vnuma_lab_runner::kernels::{AddedKernel, DebugKernel};
 use vnuma_lab_runner::{build_binaries, driver, schedulers_of_scx};
 
 const KERNELS: [&str; 3] = ["6.12", "6.1", "7.3"];
@@ -105,6 +105,15 @@ fn schedulers_of_scx_run_while_maps_change(kernel: &str, mode: &str, nodes: &str
             Err(error) => println!("{name}: not built: {error}"),
         }
     }
+    run("2n4c", &[job]);
+}
+
+/// The kernel's own tests of `sched_ext` pass while CPUs move, as far as they do while none moves.
+fn selftests_pass(kernel: &str, mode: &str) {
+    let source = DebugKernel::ensure(kernel).unwrap_or_else(|error| panic!("{error}"));
+    let program = source.sched_ext_selftests(kernel).unwrap_or_else(|error| panic!("{error}"));
+    let mut job = job(kernel, &["1", "0", kernel], &[("STAGES", "selftests"), ("MODE", mode)]);
+    job.files.push((program, "/root/driver/runner".to_owned()));
     run("2n4c", &[job]);
 }
 
@@ -247,6 +256,7 @@ rows! {
     fifo_6_1: a_reader_keeps_its_cpu "6.1" "fast";
     fifo_6_12: a_reader_keeps_its_cpu "6.12" "fast";
     fifo_7_3: a_reader_keeps_its_cpu "7.3" "fast";
+    selftests_7_3: selftests_pass "7.3" "fast";
     sched_ext_7_3: schedulers_run_while_maps_change "7.3" "fast" "2" "";
     sched_ext_7_3_preempt_full: schedulers_run_while_maps_change "7.3" "fast" "4" "preempt=full";
     sched_ext_safe_7_3: schedulers_run_while_maps_change "7.3" "safe" "2" "";
