@@ -420,7 +420,6 @@ no_memory:
  */
 static void lock_all(void)
 {
-	vnuma_sched_ext_lock();
 	cpus_read_lock();
 #ifdef CONFIG_MEMORY_HOTPLUG
 	percpu_down_read(vnuma_symbols.mem_hotplug_lock);
@@ -435,7 +434,6 @@ static void unlock_all(void)
 	percpu_up_read(vnuma_symbols.mem_hotplug_lock);
 #endif
 	cpus_read_unlock();
-	vnuma_sched_ext_unlock();
 }
 
 /**
@@ -458,6 +456,7 @@ int vnuma_fast_apply(struct vnuma_model *topology,
 
 	/* Another number of levels costs grace periods. */
 	rcu_expedite_gp();
+	vnuma_sched_ext_lock();
 	lock_all();
 	err = change_locked(topology, old, &changes, why);
 	unlock_all();
@@ -466,6 +465,7 @@ int vnuma_fast_apply(struct vnuma_model *topology,
 		vnuma_debug_files_pause();
 		vnuma_symbols.rebuild_sched_domains();
 	}
+	vnuma_sched_ext_unlock();
 	rcu_unexpedite_gp();
 	await_switches(changes.moved);
 	vnuma_rseq_finish(changes.moved, &running);

@@ -22,6 +22,12 @@
  * leave its queues and the global ones, and are queued anew afterwards.
  *
  * A CPU that is not online may be in a mask as well, from when it went.
+ *
+ * No scheduler comes or goes while the scheduler domains are rebuilt either. A CPU is in the
+ * default root domain for a moment then, where the kernel adds up the bandwidth of deadline
+ * servers at each rebuild and takes none back (rq_attach_root()). One that starts just then is
+ * refused with -EBUSY, and one that ends warns and leaves CPUs without a fair server
+ * (dl_server_attach_bw(), dl_server_swap_bw()).
  */
 #include <linux/cpumask.h>
 #include <linux/jump_label.h>

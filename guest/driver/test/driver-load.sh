@@ -150,6 +150,18 @@ sched_ext() {
 	for kind in per-node global; do
 		sched_ext_runs $kind
 	done
+	sched_ext_comes_and_goes
+}
+
+# A scheduler comes and goes while each rebuild of the scheduler's domains waits in its middle, so that
+# they meet several times a minute if nothing keeps them apart. The kernel refuses one then, once the
+# domains have been rebuilt some twenty times.
+sched_ext_comes_and_goes() {
+	local moved READ_S=$((READ_S < 60 ? READ_S : 60))
+	READ_S=0 move 20 0 :
+	guest insmod "$READERS" rebuild_ms=100 || { fail "insmod $READERS"; return; }
+	sched_ext_runs again
+	guest rmmod vnuma_readers || fail "rmmod vnuma_readers"
 }
 
 # Tasks sleep, and CPUs are idle, between some moves.

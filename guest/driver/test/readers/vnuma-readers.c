@@ -3,10 +3,14 @@
  * For tests of vnuma.ko: does without pause what drivers do that spread their queues and
  * interrupts over CPUs, and counts what they would stumble over. One thread per CPU; what it
  * found is in /sys/module/vnuma_readers/parameters/.
+ *
+ * With rebuild_ms= it reads nothing, and has each rebuild of scheduler domains take longer.
  */
 #include <linux/cpu.h>
 #include <linux/cpumask.h>
+#include <linux/delay.h>
 #include <linux/err.h>
+#include <linux/kprobes.h>
 #include <linux/kthread.h>
 #include <linux/module.h>
 #include <linux/moduleparam.h>
@@ -38,6 +42,10 @@ MODULE_PARM_DESC(lost_cpus, "masks of the last hop without all CPUs");
 static unsigned int slow_every = 256;
 module_param(slow_every, uint, 0444);
 MODULE_PARM_DESC(slow_every, "in each so manyth round a workqueue and a thread are made, too");
+
+static unsigned int rebuild_ms;
+module_param(rebuild_ms, uint, 0444);
+MODULE_PARM_DESC(rebuild_ms, "instead, a rebuild of scheduler domains takes so much longer while CPUs are in none");
 
 static struct task_struct **threads;
 
@@ -123,11 +131,25 @@ static void stop(void)
 	kfree(threads);
 }
 
+static int hold_up(struct kprobe *probe, struct pt_regs *regs)
+{
+	mdelay(rebuild_ms);
+	return 0;
+}
+
+/* Its CPUs have left their old domains, and are in the default root domain. */
+static struct kprobe rebuild = {
+	.symbol_name = "build_sched_domains",
+	.pre_handler = hold_up,
+};
+
 static int __init start(void)
 {
 	struct task_struct *thread;
 	int cpu;
 
+	if (rebuild_ms)
+		return register_kprobe(&rebuild);
 	threads = kcalloc(nr_cpu_ids, sizeof(*threads), GFP_KERNEL);
 	if (!threads)
 		return -ENOMEM;
@@ -146,7 +168,10 @@ static int __init start(void)
 
 static void __exit end(void)
 {
-	stop();
+	if (rebuild_ms)
+		unregister_kprobe(&rebuild);
+	else
+		stop();
 }
 
 module_init(start);

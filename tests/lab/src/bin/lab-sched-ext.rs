@@ -44,6 +44,9 @@ enum Kind {
     Global,
     /// The scheduler of another program, with tasks of both kinds
     Other,
+    /// One that comes and goes without pause. It has no tasks: 7.3 warns now and then (`put_prev_task_scx()`) if a thread of the kernel
+    /// starts as one comes that takes all
+    Again,
 }
 
 #[derive(Parser)]
@@ -127,6 +130,52 @@ fn pair(number: usize) -> Result<[Worker; 2]> {
     Ok([Worker::start(format!("asker {number}"), asks), Worker::start(format!("answerer {number}"), answers)])
 }
 
+fn state() -> Result<String> {
+    Ok(fs::read_to_string(STATE).context(STATE)?.trim().to_owned())
+}
+
+fn expect_enabled() -> Result<()> {
+    let state = state()?;
+    ensure!(state == "enabled", "the kernel has ended the scheduler: {STATE} is {state}");
+    Ok(())
+}
+
+/// The kernel takes each of them, and none leaves anything behind that the next one stumbles over.
+fn come_and_go(map: &mut MapMut<'_>, end: Instant) -> Result<()> {
+    println!("loaded");
+    let mut times = 0;
+    while Instant::now() < end {
+        let link = map.attach_struct_ops().context("the kernel refuses the scheduler")?;
+        expect_enabled()?;
+        drop(link);
+        let since = Instant::now();
+        while state()? != "disabled" {
+            ensure!(since.elapsed() < STUCK, "the scheduler has not gone for {STUCK:?}");
+            sleep(PAUSE);
+        }
+        times += 1;
+    }
+    println!("it has come and gone {times} times");
+    Ok(())
+}
+
+/// Two tasks for each CPU run all the time.
+fn run_tasks(
+    map: &mut MapMut<'_>,
+    seconds: u64,
+    of_cpu: impl Fn(usize) -> Result<[Worker; 2]>,
+) -> Result<()> {
+    let _link = map.attach_struct_ops()?;
+    let mut workers = Vec::new();
+    for cpu in 0..available_parallelism()?.get() {
+        workers.extend(of_cpu(cpu)?);
+    }
+    println!("loaded");
+    watch(seconds, &mut workers, expect_enabled)?;
+    report(&workers, "");
+    Ok(())
+}
+
 /// Has all workers run for a time. `check` is asked now and then.
 fn watch(seconds: u64, workers: &mut [Worker], mut check: impl FnMut() -> Result<()>) -> Result<()> {
     let end = Instant::now() + Duration::from_secs(seconds);
@@ -135,12 +184,6 @@ fn watch(seconds: u64, workers: &mut [Worker], mut check: impl FnMut() -> Result
         check()?;
         workers.iter_mut().try_for_each(Worker::expect_to_run)?;
     }
-    Ok(())
-}
-
-fn is_enabled() -> Result<()> {
-    let state = fs::read_to_string(STATE).context(STATE)?;
-    ensure!(state.trim() == "enabled", "the kernel has ended the scheduler: {STATE} is {}", state.trim());
     Ok(())
 }
 
@@ -195,6 +238,7 @@ fn main() -> Result<()> {
         Kind::PerNode => "per_node",
         Kind::Global => "global",
         Kind::Other => return run_another(&arguments),
+        Kind::Again => "partial",
     };
     let mut open = ObjectBuilder::default().open_memory(OBJECT)?;
     for mut map in open.maps_mut().filter(|map| map.name() != wanted) {
@@ -202,17 +246,10 @@ fn main() -> Result<()> {
     }
     let mut object = open.load()?;
     let mut map: MapMut<'_> = object.maps_mut().find(|map| map.name() == wanted).context("no such map")?;
-    let _link = map.attach_struct_ops()?;
-    let cpus = available_parallelism()?.get();
-    let mut workers = Vec::new();
-    for cpu in 0..cpus {
-        match arguments.kind {
-            Kind::Global => workers.extend([bound(cpu), bound(cpu)]),
-            _ => workers.extend(pair(cpu)?),
-        }
+    match arguments.kind {
+        Kind::PerNode => run_tasks(&mut map, arguments.seconds, pair),
+        Kind::Global => run_tasks(&mut map, arguments.seconds, |cpu| Ok([bound(cpu), bound(cpu)])),
+        Kind::Again => come_and_go(&mut map, Instant::now() + Duration::from_secs(arguments.seconds)),
+        Kind::Other => unreachable!("it has run"),
     }
-    println!("loaded");
-    watch(arguments.seconds, &mut workers, is_enabled)?;
-    report(&workers, "");
-    Ok(())
 }
