@@ -201,6 +201,10 @@ struct task_struct;
  * Each pointer is either valid or NULL. Fast mode needs all but those that are marked:
  * without those for distances the kernel keeps its own, without the others an update takes
  * longer. Safe mode uses those of sched_ext, as far as they are there.
+ *
+ * Functions have the kernel's own types, and those that are called here are not static there: a
+ * kernel with CFI of clang lets no pointer lead to another type, nor to a static function whose
+ * address it does not take itself.
  */
 struct vnuma_symbols {
 	/* kernel/sched/topology.c */

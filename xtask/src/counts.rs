@@ -17,7 +17,7 @@ const LIMITS: [(&str, usize); 6] = [
     ("imports upwards", 0),
     ("fields of the daemon's Core", 10),
     ("functions over 70 lines", 0),
-    ("lines of Rust outside tests", 124_750),
+    ("lines of Rust outside tests", 124_757),
     ("lines of ARCHITECTURE.md", 200),
 ];
 

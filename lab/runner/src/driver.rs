@@ -71,13 +71,14 @@ pub fn tools(kernel: &str) -> Result<PathBuf, DriverError> {
     Ok(built(kernel)?.join("test"))
 }
 
-/// Builds the driver and its check tools for a debug kernel, on this machine as that was; the directory, as [`tools`] and
-/// [`build`] have it.
+/// Builds the driver and its check tools for a debug kernel, on this machine and by the compiler that built that; the directory, as
+/// [`tools`] and [`build`] have it.
 pub fn built_for_debug(kernel: &DebugKernel) -> Result<PathBuf, DriverError> {
     let sources = sources(&crate::lab_dir().join(".."))?;
     // The folder's name has the hash of the kernel.
     let name = hash(&kernel.build_folder().display().to_string(), &sources);
-    keep(&name, || Ok(kbuild::make_here(&kernel.build_folder(), &sources, "guest/driver", &TARGETS)?))
+    let words = [&DebugKernel::MAKE[..], &TARGETS[..]].concat();
+    keep(&name, || Ok(kbuild::make_here(&kernel.build_folder(), &sources, "guest/driver", &words)?))
 }
 
 /// Builds them for a kernel of Debian that the image does not have.

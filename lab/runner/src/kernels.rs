@@ -80,6 +80,10 @@ pub struct DebugKernel {
 }
 
 impl DebugKernel {
+    /// What `make` has to be told for its modules: the compiler, which Kbuild does not remember, and that they need no types, for which
+    /// pahole would have to be there.
+    pub(crate) const MAKE: [&str; 2] = ["LLVM=-19", "CONFIG_DEBUG_INFO_BTF_MODULES="];
+
     /// Finds that of a version, such as `6.12`, or builds it, which takes a quarter of an hour.
     pub fn ensure(version: &str) -> Result<Self, KernelsError> {
         let known = SOURCES.iter().find(|(known, _)| *known == version);
@@ -205,7 +209,9 @@ fn made(name: &str, files: &[String], arguments: &[String]) -> Result<PathBuf, K
     remove_tree(&directory).map_err(file_error(&directory))?;
     fs::create_dir_all(&directory).map_err(file_error(&directory))?;
     let scratch = ScratchDir::from_path(directory.clone());
-    let log = directory.with_extension("log");
+    // A version has dots of its own.
+    let log =
+        directory.with_file_name(format!("{}.log", directory.file_name().unwrap_or_default().display()));
     let output = fs::File::create(&log).map_err(file_error(&log))?;
     let mut command = Command::new("sh");
     command.arg(folder().join(&files[0])).args(arguments).current_dir(&directory);
