@@ -3,7 +3,7 @@
 #ifndef SCX_VNUMA_ALARM_H
 #define SCX_VNUMA_ALARM_H
 
-/* The longest time for which the timer is not set. */
+/* A timer that should have gone off so long ago is set again. */
 #define LOOK_NS		100000000ULL
 
 struct alarm {

@@ -232,14 +232,20 @@ static void set_weight(struct cgroup *cgrp, struct group *g, __u32 weight)
 
 static void set_bandwidth(struct group *g, __u64 period_us, __u64 quota_us, __u64 burst_us)
 {
+	bool had = has_quota(g);
+
 	g->period_ns = period_us * 1000;
 	g->burst_ns = burst_us * 1000;
 	g->quota_ns = quota_us == UNLIMITED ? UNLIMITED : quota_us * 1000;
 	g->left_ns = quota_us == UNLIMITED ? 0 : g->quota_ns;
 	g->refill_ns = bpf_ktime_get_ns() + g->period_ns;
 	g->known_ns = 0;
-	/* Last: who finds the limit that was finds it at an earlier time. */
-	limits_ns = bpf_ktime_get_ns();
+	/*
+	 * Who finds the limit that was does so at an earlier time. One who has read it just before
+	 * finds the other one when it gets a CPU, or at its next tick (share_of()).
+	 */
+	if (had || has_quota(g))
+		limits_ns = bpf_ktime_get_ns();
 }
 
 #endif

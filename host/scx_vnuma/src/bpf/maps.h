@@ -73,6 +73,7 @@ struct thread {
 	__u64 late_ns;		/* when it got a CPU as it had waited too long; 0: it has not */
 	__u64 parked_ns;	/* it waits until then */
 	__u64 in_kernel_ns;	/* it has run since it was asked to park */
+	bool brief;		/* its turn is short, as it had waited too long */
 	bool asked;		/* its return to user space is awaited, to have it park */
 	bool parks;		/* it is about to return to user space, and waits there */
 	__u64 limited_ns;	/* when `limited` was right; 0: never */
@@ -102,6 +103,7 @@ struct queue {
 	__u64 late_from_ns;	/* when the next one of these has a turn */
 	__u64 served_ns;	/* when a thread of ours ran last, if none does */
 	bool taken;		/* another class has the CPU since */
+	__u64 again_ns;		/* when the CPU is to look for work again; 0: when something comes */
 	__u32 next;		/* the thread that another one gave the CPU to; 0: none */
 	__u32 next_at;		/* the CPU in whose queue that waits */
 	__u64 charged_ns;	/* when `runs_vtime` was right; 0: no thread of ours runs */

@@ -228,6 +228,20 @@ static __s32 shortest_queue(const struct cpumask *mask)
 	return best;
 }
 
+/*
+ * May a thread run on a CPU that was chosen for it? The operator may have changed its CPUs since
+ * the mask was made. An idle CPU that was chosen is taken for busy until it is woken.
+ */
+static bool is_allowed(struct task_struct *p, __s32 cpu)
+{
+	if (cpu < 0)
+		return false;
+	if (bpf_cpumask_test_cpu(cpu, p->cpus_ptr))
+		return true;
+	scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);
+	return false;
+}
+
 SEC("struct_ops/vnuma_select_cpu")
 __s32 BPF_PROG(vnuma_select_cpu, struct task_struct *p, __s32 prev_cpu, __u64 wake_flags)
 {
@@ -256,8 +270,7 @@ __s32 BPF_PROG(vnuma_select_cpu, struct task_struct *p, __s32 prev_cpu, __u64 wa
 			count(VNUMA_SCHED_COUNT_PLACED);
 		t->apply = false;
 	}
-	/* The operator may have changed the CPUs since the mask was made. */
-	if (cpu < 0 || !bpf_cpumask_test_cpu(cpu, p->cpus_ptr))
+	if (!is_allowed(p, cpu))
 		return prev_cpu;
 	if (idle) {
 		begin_wait(t, now);
@@ -267,21 +280,28 @@ __s32 BPF_PROG(vnuma_select_cpu, struct task_struct *p, __s32 prev_cpu, __u64 wa
 	return cpu;
 }
 
-/* The CPU whose queue a thread joins that did not wake, or that found no idle CPU. */
-static __s32 queue_for(struct task_struct *p, struct thread *t, const struct cpumask *place)
+/*
+ * The CPU whose queue a thread joins that did not wake, or that found no idle CPU. A CPU that does
+ * the rest of a wake-up for another one comes here without select_cpu().
+ */
+static __s32 queue_for(struct task_struct *p, struct thread *t, const struct cpumask *place,
+		       __u64 enq_flags)
 {
 	__s32 cpu = scx_bpf_task_cpu(p), to;
 
 	/* The kernel ends a scheduler that takes it elsewhere. */
 	if (is_pinned(p))
 		return cpu;
-	if (place && t->apply) {
+	if (place && (t->apply || (enq_flags & SCX_ENQ_WAKEUP))) {
 		t->apply = false;
 		if (!bpf_cpumask_test_cpu(cpu, place)) {
-			to = scx_bpf_select_cpu_and(p, cpu, place);
+			/* take_idle() comes next. */
+			to = -1;
+			if (!(enq_flags & SCX_ENQ_WAKEUP))
+				to = scx_bpf_select_cpu_and(p, cpu, place);
 			if (to < 0)
 				to = shortest_queue(place);
-			if (to >= 0 && bpf_cpumask_test_cpu(to, p->cpus_ptr)) {
+			if (is_allowed(p, to)) {
 				count(VNUMA_SCHED_COUNT_PLACED);
 				return to;
 			}
@@ -307,9 +327,8 @@ static bool goes_first(struct thread *t, __s32 cpu, __u64 slice, __u64 now)
 }
 
 /*
- * Has an idle CPU run a thread that wakes, if there is one by now, at best the one that it was on: a
- * CPU that is woken to steal it waits for the locks of a CPU that takes it itself meanwhile. A CPU to
- * which the kernel leaves the rest of a wake-up comes here without select_cpu().
+ * Has an idle CPU run a thread that wakes, if there is one by now, at best the one that it was on.
+ * A CPU that is woken to steal it waits for the locks of a CPU that takes it itself meanwhile.
  */
 static bool take_idle(struct task_struct *p, struct thread *t, const struct cpumask *place,
 		      __s32 cpu, struct vnuma_sched_header *h, __u64 enq_flags)
@@ -321,12 +340,10 @@ static bool take_idle(struct task_struct *p, struct thread *t, const struct cpum
 		return false;
 	if (!bpf_cpumask_test_cpu(cpu, cpus) || !scx_bpf_test_and_clear_cpu_idle(cpu))
 		idle = pick_idle(cpus, cpu);
-	/* The operator may have changed the CPUs since the mask was made. */
-	if (idle < 0 || !bpf_cpumask_test_cpu(idle, p->cpus_ptr))
+	if (!is_allowed(p, idle))
 		return false;
 	come_to(t, idle, h->slice_ns);
 	scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL_ON | idle, h->slice_ns, enq_flags);
-	scx_bpf_kick_cpu(idle, SCX_KICK_IDLE);
 	return true;
 }
 
@@ -339,6 +356,7 @@ void BPF_PROG(vnuma_enqueue, struct task_struct *p, __u64 enq_flags)
 	const struct cpumask *place;
 	__s32 cpu, idle;
 	__u64 until, dsq;
+	bool wakes = enq_flags & SCX_ENQ_WAKEUP;
 
 	if (!h || !t) {
 		scx_bpf_dsq_insert(p, SCX_DSQ_GLOBAL, 0, enq_flags);
@@ -358,7 +376,7 @@ void BPF_PROG(vnuma_enqueue, struct task_struct *p, __u64 enq_flags)
 		return;
 	}
 	place = place_of(p, t, h, now);
-	cpu = queue_for(p, t, place);
+	cpu = queue_for(p, t, place, enq_flags);
 	begin_wait(t, now);
 	come_to(t, cpu, h->slice_ns);
 	if ((enq_flags & SCX_ENQ_LAST) && cpu == scx_bpf_task_cpu(p)) {
@@ -367,7 +385,7 @@ void BPF_PROG(vnuma_enqueue, struct task_struct *p, __u64 enq_flags)
 		scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);
 		return;
 	}
-	if ((enq_flags & SCX_ENQ_WAKEUP) && take_idle(p, t, place, cpu, h, enq_flags))
+	if (wakes && take_idle(p, t, place, cpu, h, enq_flags))
 		return;
 	t->late_ns = 0;
 	dsq = queue_of(t, cpu, now);
@@ -378,15 +396,15 @@ void BPF_PROG(vnuma_enqueue, struct task_struct *p, __u64 enq_flags)
 		call(cpu);
 		return;
 	}
-	/* An idle CPU may steal it, one of its own place if possible. */
-	idle = place ? pick_idle(place, cpu) : -1;
+	/* An idle CPU may steal it, one of its own place if take_idle() has not looked there. */
+	idle = place && !wakes ? pick_idle(place, cpu) : -1;
 	if (idle < 0 && place && (enq_flags & SCX_ENQ_REENQ))
 		set_alarm(now + RELEASE_NS, now);
-	else if (idle < 0)
+	else if (idle < 0 && (place || !wakes))
 		idle = pick_idle(p->cpus_ptr, cpu);
 	if (idle >= 0) {
 		scx_bpf_kick_cpu(idle, SCX_KICK_IDLE);
-	} else if ((enq_flags & SCX_ENQ_WAKEUP) && goes_first(t, cpu, h->slice_ns, now)) {
+	} else if (wakes && goes_first(t, cpu, h->slice_ns, now)) {
 		count(VNUMA_SCHED_COUNT_PREEMPTED);
 		scx_bpf_kick_cpu(cpu, SCX_KICK_PREEMPT);
 	} else {
@@ -403,7 +421,7 @@ static bool runs_on(struct task_struct *prev, __s32 cpu, __u64 now)
 	bool behind;
 
 	/* Its CPU would stay without a tick, and its time would not end. */
-	if (!t || !queue || t->until_ns || queue->endless)
+	if (!t || !queue || t->until_ns || t->brief || queue->endless)
 		return false;
 	vtime = t->vtime + used(t, now - t->running_ns);
 	behind = first_vtime(cpu, &first) && is_before(vtime, first);
@@ -488,7 +506,6 @@ void BPF_PROG(vnuma_running, struct task_struct *p)
 	struct thread *t = get_thread(p);
 	__u32 cpu = scx_bpf_task_cpu(p);
 	struct queue *queue = bpf_map_lookup_elem(&queues, &cpu);
-	bool late;
 
 	if (!h || !t || !queue)
 		return;
@@ -497,7 +514,9 @@ void BPF_PROG(vnuma_running, struct task_struct *p)
 	pass_to(queue, cpu, t->vtime);
 	t->running_ns = bpf_ktime_get_ns();
 	queue->taken = false;
-	late = t->late_ns || waits(t, t->running_ns) >= LATE_NS;
+	/* Else it goes on. */
+	if (t->queued_ns)
+		t->brief = t->late_ns || waits(t, t->running_ns) >= LATE_NS;
 	if (t->late_ns)
 		t->late_ns = t->running_ns;
 	t->queued_ns = 0;
@@ -514,7 +533,7 @@ void BPF_PROG(vnuma_running, struct task_struct *p)
 	 */
 	if (t->parks)
 		return;
-	begin_slice(p, t, queue, h, late);
+	begin_slice(p, t, queue, h);
 }
 
 SEC("struct_ops/vnuma_tick")

@@ -28,7 +28,10 @@ static __u64 slice_on(__s32 cpu, struct vnuma_sched_header *h)
 	return part < slice ? part : slice;
 }
 
-/* Ends slices that are shorter than a tick. Returns when the next one ends; 0: none does. */
+/*
+ * Ends slices that are shorter than a tick, and has CPUs look for work again. Returns when the next
+ * one is to; 0: none is.
+ */
 static __u64 end_slices(__u64 now)
 {
 	__u64 next = 0, ends;
@@ -40,12 +43,17 @@ static __u64 end_slices(__u64 now)
 		if (!queue)
 			continue;
 		ends = queue->ends_ns;
-		if (!ends)
-			continue;
-		if (ends <= now) {
+		if (ends && ends <= now) {
 			queue->ends_ns = 0;
 			scx_bpf_kick_cpu(cpu, SCX_KICK_PREEMPT);
-		} else if (!next || ends < next) {
+		} else if (ends && (!next || ends < next)) {
+			next = ends;
+		}
+		ends = queue->again_ns;
+		if (ends && ends <= now) {
+			queue->again_ns = 0;
+			scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);
+		} else if (ends && (!next || ends < next)) {
 			next = ends;
 		}
 	}
@@ -53,28 +61,35 @@ static __u64 end_slices(__u64 now)
 }
 
 /*
- * A thread gets a CPU. One that is late has a short turn, as others have probably waited for as long:
- * another class may have the CPU most of the time.
+ * A thread gets a CPU, or goes on. One that had waited too long has a short turn, as others have
+ * probably waited for as long: another class may have the CPU most of the time.
+ *
+ * What is left of a turn is not made more: the kernel also says that a thread stops and runs when its
+ * priority or affinity changes, which it may do all the time.
  */
 static void begin_slice(struct task_struct *p, struct thread *t, struct queue *queue,
-			struct vnuma_sched_header *h, bool late)
+			struct vnuma_sched_header *h)
 {
-	__u64 slice = t->until_ns || late ? LEAST_SLICE_NS : slice_on(t->cpu, h);
+	__u64 slice = slice_on(t->cpu, h), left;
 
+	if (t->brief)
+		slice = LATE_SLICE_NS;
+	else if (t->until_ns)
+		slice = LEAST_SLICE_NS;
 	queue->ends_ns = 0;
 	queue->endless = needs_no_tick(t, t->cpu) && scx_bpf_task_set_slice(p, SCX_SLICE_INF);
-	if (queue->endless || slice >= h->slice_ns)
+	if (queue->endless)
 		return;
-	/*
-	 * What is left of its time is not made more: the kernel also calls this when a thread that
-	 * runs changes its priority or affinity, which it may do all the time.
-	 */
-	if (p->scx.slice <= slice)
-		slice = p->scx.slice;
-	else if (!scx_bpf_task_set_slice(p, slice))
+	left = p->scx.slice;
+	if (left > slice) {
+		if (!scx_bpf_task_set_slice(p, slice))
+			return;
+		left = slice;
+	}
+	if (left >= h->slice_ns)
 		return;
 	/* The kernel sees it at a tick, which may be much later. */
-	queue->ends_ns = t->running_ns + slice;
+	queue->ends_ns = t->running_ns + left;
 	set_alarm(queue->ends_ns, t->running_ns);
 }
 

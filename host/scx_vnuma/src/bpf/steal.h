@@ -24,7 +24,7 @@
 #define LOOKED_AT_IN_ALL 1024
 #define LOOKED_AT_TO_RESCUE 512
 
-/* A CPU that has chosen no thread for so long has none of ours to run: another class has it. */
+/* A CPU that chooses a thread has done so after this time. */
 #define CHOOSES_NS	2000000ULL
 
 /* A search for a thread. */
@@ -147,15 +147,20 @@ static bool steal_from(__u32 victim, __s32 cpu, struct vnuma_sched_header *h, st
 }
 
 /*
- * Will a CPU run one of its threads itself in a moment? It is about to choose one. Who steals that
- * would wait for it: for its lock, and on a virtual machine for it to have a CPU. If others wait
- * there as well the timer sees to them.
+ * Has a thread of a CPU just gone to sleep? It is about to choose another one. Who steals that would
+ * wait for the CPU: for its lock, and on a virtual machine for it to have a CPU. Others may wait there
+ * as well, so who has no other work looks again when that is over.
  */
-static bool chooses(struct queue *queue, __u64 now)
+static bool chooses(__u32 victim, __u32 cpu, __u64 now)
 {
-	if (queue->charged_ns || queue->taken || now >= queue->served_ns + CHOOSES_NS)
+	struct queue *queue = bpf_map_lookup_elem(&queues, &victim);
+	struct queue *own = bpf_map_lookup_elem(&queues, &cpu);
+
+	if (!queue || !own || queue->charged_ns || queue->taken ||
+	    now >= queue->served_ns + CHOOSES_NS)
 		return false;
-	set_alarm(now + CHOOSES_NS, now);
+	own->again_ns = now + CHOOSES_NS;
+	set_alarm(own->again_ns, now);
 	return true;
 }
 
@@ -172,7 +177,6 @@ static __noinline __u32 longest_on(struct vnuma_sched_topology *host, __u32 node
 				   __u32 limit, __u64 now)
 {
 	__u32 best = 0, victim, rank, i, bit;
-	struct queue *queue;
 	__s32 length;
 	__u64 word;
 
@@ -185,8 +189,7 @@ static __noinline __u32 longest_on(struct vnuma_sched_topology *host, __u32 node
 			if (!(word >> bit & 1) || victim == cpu || node_of(host, victim) != node)
 				continue;
 			length = length_if_any(victim);
-			queue = bpf_map_lookup_elem(&queues, &victim);
-			if (!length || !queue || chooses(queue, now))
+			if (!length || chooses(victim, cpu, now))
 				continue;
 			rank = ((__u32)(length > 0xffff ? 0xffff : length) << 16) |
 			       (0xffff - victim);
@@ -292,13 +295,11 @@ static void rescue(__s32 cpu, struct vnuma_sched_header *h, __u64 now)
 static void steal_blindly(struct vnuma_sched_topology *host, __s32 cpu,
 			  struct vnuma_sched_header *h, struct search *s)
 {
-	struct queue *queue;
 	__s32 i, victim;
 
 	bpf_for(i, 1, nr_cpus) {
 		victim = cpu + i < nr_cpus ? cpu + i : cpu + i - nr_cpus;
-		queue = bpf_map_lookup_elem(&queues, &victim);
-		if (!length_if_any(victim) || !queue || chooses(queue, s->now))
+		if (!length_if_any(victim) || chooses(victim, cpu, s->now))
 			continue;
 		if (!steal_from(victim, cpu, h, s))
 			continue;
@@ -315,8 +316,6 @@ static void steal(__s32 cpu, struct vnuma_sched_header *h, __u64 now)
 	__u32 first = 0, node, other, i;
 
 	host = bpf_map_lookup_elem(&topology, &first);
-	/* Others need not look at its own queue any more, which is empty. */
-	length_if_any(cpu);
 	if (!host || cpu < 0 || !is_any_waited_for())
 		return;
 	node = node_of(host, cpu);

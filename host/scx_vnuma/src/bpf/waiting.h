@@ -61,7 +61,7 @@ static __s32 length_by_bit(__u32 cpu)
 	return is_waited_for(cpu) ? length_of(cpu) : 0;
 }
 
-/* The same, and clears the bit. */
+/* The same, and clears the bit of an empty queue. */
 static __s32 length_if_any(__u32 cpu)
 {
 	__s32 length;
