@@ -205,15 +205,22 @@ fn run_another(arguments: &Arguments) -> Result<()> {
     for number in 0..cpus {
         workers.extend(pair(number)?);
     }
-    let still = watch(arguments.still, &mut workers, || Ok(ensure!(other.stayed()?, "it ends by itself")));
+    let still = watch(arguments.still, &mut workers, || {
+        ensure!(other.stayed()?, "it ends by itself");
+        Ok(())
+    });
     if let Err(why) = still {
         return refused(&format!("{program}: {why:#}: {:?}", other.end()?));
     }
     println!("loaded");
     let anew = arguments.anew;
-    let watched = watch(arguments.seconds, &mut workers, || match anew {
-        true => Ok(ensure!(other.runs()?, "{program} has ended")),
-        false => Ok(ensure!(other.stayed()?, "{program} does not schedule any more")),
+    let watched = watch(arguments.seconds, &mut workers, || {
+        if anew {
+            ensure!(other.runs()?, "{program} has ended");
+        } else {
+            ensure!(other.stayed()?, "{program} does not schedule any more");
+        }
+        Ok(())
     });
     let watched = watched.and_then(|()| match anew {
         true => wait_for("the program to load it again", LOADS_AGAIN, || Ok(loaded()?.is_some())),
