@@ -137,15 +137,20 @@ fn elsewhere(parts: &[String]) -> Result<Option<Play>> {
     Ok(Some(*play))
 }
 
-pub fn run(arguments: &Arguments) -> Result<()> {
+/// What this program is when a part starts it; none if it is to play parts.
+fn be_a_load(arguments: &Arguments) -> Option<Result<()>> {
     if let Some(count) = arguments.crowd {
-        return crowd::be(count, &arguments.on);
+        return Some(crowd::be(count, &arguments.on));
     }
     if arguments.caller {
-        return crowd::be_a_caller();
+        return Some(crowd::be_a_caller());
     }
-    if let Some(folder) = &arguments.folders {
-        return quotas::be_a_maker(folder);
+    arguments.folders.as_deref().map(quotas::be_a_maker)
+}
+
+pub fn run(arguments: &Arguments) -> Result<()> {
+    if let Some(ended) = be_a_load(arguments) {
+        return ended;
     }
     if let Some(play) = elsewhere(&arguments.parts)? {
         return play();
